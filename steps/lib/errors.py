@@ -1,0 +1,74 @@
+"""Every way to fail, and the one table of exit codes.
+
+The command line, the local engine, Argo's retry expression and the training Job's failure policy
+all read this table:
+
+    code   name        meaning                                   retried
+    0      DONE        finished                                  -
+    1      BUG         ours: an exception nobody expected        no
+    2      USER        wrong input or settings, or refused       no
+    3      REJECTED    a gate or the data said no                no
+    75     TEMPORARY   may succeed when tried again              yes
+    76     PREEMPTED   told to stop, checkpoint saved            yes
+    130    CANCELLED   a person stopped it                       no
+    >=128  -           killed by the system (130 apart)          yes
+
+75 is sysexits.h EX_TEMPFAIL; 128 + n is the shell's code for death by signal n.
+"""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every process of this product."""
+
+    DONE = 0
+    BUG = 1
+    USER = 2
+    REJECTED = 3
+    TEMPORARY = 75
+    PREEMPTED = 76
+    CANCELLED = 130
+
+
+def is_retryable(code: int) -> bool:
+    """Whether a process that ended with `code` may be started again unchanged."""
+    if code < 0:  # Popen's form of death by signal
+        code = 128 - code
+    return code in (Exit.TEMPORARY, Exit.PREEMPTED) or (code >= 128 and code != Exit.CANCELLED)
+
+
+class TripodError(Exception):
+    """A failure with a kind. The message is one line: what, what was got, what is allowed, what next."""
+
+    code: Exit = Exit.BUG
+
+
+class UserError(TripodError, ValueError):
+    """Wrong input, settings or state that the user can put right."""
+
+    code = Exit.USER
+
+
+class RejectedError(TripodError):
+    """A quality gate or a limit on the data said no."""
+
+    code = Exit.REJECTED
+
+
+class TemporaryError(TripodError):
+    """The world failed (store away, port busy); the same call may succeed later."""
+
+    code = Exit.TEMPORARY
+
+
+class PreemptedError(TripodError):
+    """Told to stop; the work so far is saved and the same call goes on from it."""
+
+    code = Exit.PREEMPTED
+
+
+class CancelledError(TripodError):
+    """A person asked for the end."""
+
+    code = Exit.CANCELLED

@@ -1,0 +1,188 @@
+"""Published folders: files under one prefix, and a manifest that is written last.
+
+    <prefix>/<file> ...        content, any order
+    <prefix>/manifest.json     last: its existence means that the folder is whole
+
+A manifest may also name content elsewhere in the store (`key`), as a dataset names its shards in
+blobs/sha256/, so that publishing moves no bytes. Nothing under a published prefix ever changes.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from steps.lib.digest import canonical_json, digest_of, sha256_hex
+from steps.lib.errors import TripodError, UserError
+from steps.lib.store import Bytes, ConflictError, NotFoundError, Store
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+_READ_BYTES = 64 << 20
+
+
+class File(BaseModel):
+    """One file of a published folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """Unique in the folder."""
+    key: str
+    """Where it is in the store."""
+    size: int
+    """Bytes."""
+    sha256: str
+    meta: dict[str, Any] = {}
+    """What the kind of folder keeps for each file (counts, offsets)."""
+
+
+class Manifest(BaseModel):
+    """What a published folder holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = SCHEMA_VERSION
+    kind: str
+    """docs, tokenizer, dataset, checkpoint, model, ..."""
+    files: tuple[File, ...]
+    meta: dict[str, Any] = {}
+
+    @property
+    def digest(self) -> str:
+        """Names the content (names, sizes, digests, meta), not where it is."""
+        files = [f.model_dump(exclude={"key"}) for f in self.files]
+        return digest_of({"kind": self.kind, "files": files, "meta": self.meta})
+
+
+def put_blob(store: Store, source: Path | Bytes) -> File:
+    """Upload content under its own digest, unless it is there. The File's name is the digest."""
+    sha256 = sha256_file(source) if isinstance(source, Path) else sha256_hex(source)
+    size = source.stat().st_size if isinstance(source, Path) else memoryview(source).nbytes
+    key = f"blobs/sha256/{sha256}"
+    head = store.head(key)
+    if head is None or head.size != size:
+        store.upload(key, source)
+    return File(name=sha256, key=key, size=size, sha256=sha256)
+
+
+def publish(
+    store: Store,
+    prefix: str,
+    *,
+    kind: str,
+    content: Mapping[str, Path | Bytes] | None = None,
+    files: Iterable[File] = (),
+    meta: dict[str, Any] | None = None,
+) -> Manifest:
+    """Upload `content` (file name -> bytes or local file) below `prefix`, then the manifest.
+
+    Publishing the same again is a no-op.
+
+    Args:
+        files: content that is in the store already.
+
+    Raises:
+        UserError: `prefix` holds another folder already.
+    """
+    entries = list(files)
+    sources = {f"{prefix}/{name}": source for name, source in sorted((content or {}).items())}
+    for (key, source), name in zip(sources.items(), sorted(content or {}), strict=True):
+        sha256 = sha256_file(source) if isinstance(source, Path) else sha256_hex(source)
+        size = source.stat().st_size if isinstance(source, Path) else memoryview(source).nbytes
+        entries.append(File(name=name, key=key, size=size, sha256=sha256))
+    manifest = Manifest(kind=kind, files=tuple(entries), meta=meta or {})
+    if store.head(f"{prefix}/{MANIFEST}") is None:  # else not one byte below the prefix is touched
+        for key, source in sources.items():
+            store.upload(key, source)
+        try:
+            store.create(f"{prefix}/{MANIFEST}", canonical_json(manifest.model_dump(mode="json")))
+            return manifest
+        except ConflictError:
+            pass  # a twin was faster
+    there = load(store, prefix)
+    if there.digest != manifest.digest:
+        raise UserError(
+            f"{prefix} exists with another digest: there {there.digest[:16]}, new "
+            f"{manifest.digest[:16]}; a published version never changes, choose another name"
+        )
+    return there
+
+
+def load(store: Store, prefix: str, kind: str | None = None) -> Manifest:
+    """The manifest of a published folder.
+
+    Raises:
+        UserError: there is none, it is of another kind, or it cannot be read.
+    """
+    try:
+        manifest = Manifest.model_validate_json(store.get(f"{prefix}/{MANIFEST}"))
+    except NotFoundError as e:
+        raise UserError(f"{prefix}: no such {kind or 'folder'} in {store.uri}") from e
+    except ValidationError as e:
+        raise UserError(f"{prefix}/{MANIFEST}: unreadable, {e.errors()[0]['msg']}") from e
+    if kind and manifest.kind != kind:
+        raise UserError(f"{prefix}: is a {manifest.kind}, expected a {kind}")
+    return manifest
+
+
+def check(store: Store, prefix: str, *, full: bool = False) -> str:
+    """What is wrong with a folder or a single blob, in one line; "" when it is whole.
+
+    Args:
+        full: read and hash every file too.
+    """
+    try:
+        files = (_blob(store, prefix),) if prefix.startswith("blobs/") else load(store, prefix).files
+    except TripodError as e:
+        return str(e)
+    for file in files:
+        head = store.head(file.key)
+        if head is None:
+            return f"{file.key} is missing"
+        if head.size != file.size:
+            return f"{file.key} has {head.size} bytes, its manifest says {file.size}"
+        if full and _sha256_of(store, file) != file.sha256:
+            return f"{file.key} differs from the digest in its manifest"
+    return ""
+
+
+def download(store: Store, prefix: str, target: Path, kind: str | None = None) -> Manifest:
+    """Copy every file of the folder into the local folder `target`, by its name; checks digests.
+
+    Raises:
+        UserError: no such folder, or a file differs from its digest.
+    """
+    manifest = load(store, prefix, kind)
+    for file in manifest.files:
+        path = target / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store.download(file.key, path)
+        if sha256_file(path) != file.sha256:
+            raise UserError(f"{file.key} differs from the digest in {prefix}/{MANIFEST}; publish it again")
+    return manifest
+
+
+def sha256_file(path: Path) -> str:
+    """Hex sha256 of a local file, read in pieces."""
+    import hashlib
+
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _blob(store: Store, key: str) -> File:
+    head = store.head(key)
+    if head is None:
+        raise NotFoundError(f"{key} is missing")
+    return File(name=key, key=key, size=head.size, sha256=key.rpartition("/")[2])
+
+
+def _sha256_of(store: Store, file: File) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for start in range(0, file.size, _READ_BYTES):
+        digest.update(store.read(file.key, start, min(_READ_BYTES, file.size - start)))
+    return digest.hexdigest()

@@ -1,0 +1,233 @@
+"""Run one call of a step from its command line: Params in, record or run, Result out.
+
+The only place that catches: every failure becomes one line on stderr and a code of the exit table.
+"""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_origin
+
+from pydantic import ValidationError
+
+from steps import records
+from steps.contract import Context, Params, Result, load_step, step_names
+from steps.lib.errors import Exit, TripodError, UserError
+from steps.lib.store import open_store
+
+CACHE_FILE = "_cache"
+"""Beside the outputs in $TRIPOD_OUTPUTS: `hit` or `miss`, and why."""
+
+USAGE = """usage: python -m steps NAME [--field=value ...]
+       python -m steps NAME --help
+
+Runs one step. Fields that are not strings take JSON. $TRIPOD_STORE says where the data is.
+steps: """
+
+
+class Terminated(BaseException):
+    """SIGTERM: the place that runs us wants the process to end."""
+
+
+def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
+    """The whole of `python -m steps`. Returns the exit code."""
+    try:
+        return _main(argv, env)
+    except TripodError as e:
+        return _fail(str(e), e.code)
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] in ("steps", "pipelines"):
+            return _bug()
+        return _fail(f"library {e.name}: not installed here; run `make setup`", Exit.USER)
+    except OSError as e:
+        return _fail(*describe_os_error(e)) if e.errno in _OS_ERRORS else _bug()
+    except KeyboardInterrupt:
+        return _fail("cancelled", Exit.CANCELLED)
+    except Terminated:
+        return _fail("ended by SIGTERM", 128 + signal.SIGTERM)
+    except Exception:  # the boundary
+        return _bug()
+
+
+def _main(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE + ", ".join(step_names()), file=sys.stdout if argv else sys.stderr)
+        return Exit.DONE if argv else Exit.USER
+    module = load_step(argv[0])
+    if any(a in ("-h", "--help") for a in argv[1:]):
+        print(_describe(module))
+        return Exit.DONE
+    params = parse_params(argv[0], module.Params, argv[1:])
+    signal.signal(signal.SIGTERM, _terminate)
+    _end_with(env.get("TRIPOD_PARENT", ""))
+    result, hit, why = call(module, params, env)
+    _write_outputs(env.get("TRIPOD_OUTPUTS", ""), result, hit, why)
+    print(result.model_dump_json())
+    return Exit.DONE
+
+
+def call(module: ModuleType, params: Params, env: Mapping[str, str]) -> tuple[Result, bool, str]:
+    """Take the result from its record, or run the step and record it.
+
+    Returns:
+        The result, whether it came from a record, and why.
+    """
+    if "TRIPOD_STORE" not in env:
+        raise UserError("TRIPOD_STORE: not set, allowed are file:///folder and s3://bucket/prefix")
+    store = open_store(env["TRIPOD_STORE"])
+    fingerprint = module.fingerprint if hasattr(module, "fingerprint") else None
+    with _Scratch(env) as scratch:
+        ctx = Context(
+            store=store,
+            run_id=env.get("TRIPOD_RUN_ID", "adhoc"),
+            key="",
+            scratch=scratch,
+            workers=_positive(env, "TRIPOD_WORKERS", os.cpu_count() or 1),
+            env=env,
+        )
+        parts = records.key_parts(module, params, fingerprint(params, ctx) if fingerprint else "")
+        ctx = Context(**{**ctx.__dict__, "key": parts.key})
+        why = "never cached"
+        if module.step.cached:
+            full = env.get("TRIPOD_CACHE_VERIFY", "head") == "full"
+            record, why = records.find(store, parts, module.Result, full=full)
+            if record:
+                return module.Result.model_validate(record.result), True, why
+        started = time.time()
+        result = module.run(params, ctx)
+        if module.step.cached:
+            records.save(store, records.now_record(parts, result, ctx.run_id, started), module.Result)
+        return result, False, why
+
+
+def parse_params(name: str, params_type: type[Params], argv: Sequence[str]) -> Params:
+    """Params from `--field=value` words; fields that are not strings take JSON.
+
+    Raises:
+        UserError: a word, a field or a value is wrong; names the field and what is allowed.
+    """
+    fields = params_type.model_fields
+    values: dict[str, Any] = {}
+    for word in argv:
+        field, equals, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not equals or field not in fields:
+            allowed = ", ".join(f"--{f}=..." for f in fields)
+            raise UserError(f"step {name}: got {word!r}, allowed are {allowed or 'no arguments'}")
+        if field in values:
+            raise UserError(f"step {name}: --{field} is given twice")
+        if _takes_text(fields[field].annotation):
+            values[field] = text
+            continue
+        try:
+            values[field] = json.loads(text)
+        except ValueError as e:
+            raise UserError(f"step {name}: --{field} takes JSON, got {text!r}") from e
+    try:
+        return params_type.model_validate(values)
+    except ValidationError as e:
+        raise UserError(f"step {name}: {first_problem(e)}") from e
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a pydantic error in one line: field, what is wrong, what was got."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"]) or "value"
+    got = "" if problem["type"] == "missing" else f", got {problem['input']!r}"
+    return f"{where}: {problem['msg']}{got}"
+
+
+_OS_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+
+
+def describe_os_error(error: OSError) -> tuple[str, int]:
+    """One line and the exit code for what the operating system refused."""
+    where = error.filename or "this machine"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}: no space left; free some, then run the same command again", Exit.TEMPORARY
+    return f"{where}: {error.strerror}", Exit.USER
+
+
+def _takes_text(annotation: Any) -> bool:
+    if get_origin(annotation) is not None and hasattr(annotation, "__metadata__"):
+        annotation = get_args(annotation)[0]
+    if annotation is str:
+        return True
+    args = get_args(annotation)
+    return bool(args) and all(isinstance(a, str) for a in args)  # Literal["a", "b"]
+
+
+def _write_outputs(folder: str, result: Result, hit: bool, why: str) -> None:
+    """One file a field: strings as they are, everything else as JSON."""
+    if not folder:
+        return
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    for field, value in result.model_dump(mode="json").items():
+        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        (root / field).write_bytes(text.encode())
+    (root / CACHE_FILE).write_text(f"{'hit' if hit else 'miss'}: {why}")
+
+
+class _Scratch:
+    """A private temporary folder that is gone afterwards, whatever happened."""
+
+    def __init__(self, env: Mapping[str, str]):
+        self.parent = env.get("TRIPOD_SCRATCH") or None
+
+    def __enter__(self) -> Path:
+        self.path = Path(tempfile.mkdtemp(prefix="tripod-", dir=self.parent))
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _positive(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name) or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{name}: got {text!r}, allowed is a whole number from 1")
+    return int(text)
+
+
+def _terminate(signum: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the clean-up must not be cut short
+    raise Terminated
+
+
+def _end_with(parent: str) -> None:
+    """Ask the kernel for SIGTERM when the process `parent` dies (Linux, prctl(2) PR_SET_PDEATHSIG)."""
+    if not parent or sys.platform != "linux":
+        return
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it died before we asked
+        raise Terminated
+
+
+def _describe(module: ModuleType) -> str:
+    lines = [(module.__doc__ or "").strip(), "", f"usage: python -m steps {module.__name__.removeprefix('steps.')}"]
+    for name, info in module.Params.model_fields.items():
+        default = "required" if info.is_required() else f"default {info.default!r}"
+        lines.append(f"  --{name}=...  {getattr(info.annotation, '__name__', info.annotation)}, {default}")
+    return "\n".join(lines)
+
+
+def _fail(message: str, code: int) -> int:
+    print("error: " + " ".join(message.split("\n")), file=sys.stderr, flush=True)
+    return int(code)
+
+
+def _bug() -> int:
+    traceback.print_exc()
+    return _fail("this is a bug in tripod; please report it with the traceback above", Exit.BUG)

@@ -1,0 +1,103 @@
+"""A dataset -> a trained checkpoint: torchrun, FSDP2, our checkpoints on the store.
+
+    __init__.py   the contract, and run: lease, agent, outcome
+    launch.py     torchrun's agent around the workers, signals, the outcome file
+    worker.py     one process of the gang: set-up, the loop
+    ...
+"""
+
+from datetime import timedelta
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from steps.contract import Context, FolderRef, Params as BaseParams, Result as BaseResult, Step
+from steps.lib.llama import ModelConfig
+
+
+class TrainConfig(BaseModel):
+    """How to train. Batch sizes are in sequences, learning rates for each optimizer step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: int = 0
+    steps: int = Field(ge=1)
+    """Optimizer steps."""
+    global_batch: int = Field(ge=1)
+    """Sequences an optimizer step, over all ranks."""
+    micro_batch: int = Field(ge=1)
+    """Sequences a forward pass on one rank; accumulation = global_batch / (micro_batch x ranks)."""
+    learning_rate: float = Field(gt=0)
+    """Peak."""
+    min_learning_rate: float = Field(0.0, ge=0)
+    """Where the cosine ends."""
+    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.1, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    clip_norm: float = Field(1.0, gt=0)
+    """Largest gradient norm; larger gradients are scaled down to it."""
+    shuffle_window_mib: float = Field(8.0, gt=0)
+    """Samples are shuffled within windows of about this many MiB of tokens, windows among themselves."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What matrices are multiplied in; parameters, reductions and optimizer stay float32."""
+    compile: bool = False
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    loss_chunk_tokens: int = Field(0, ge=0)
+    """Compute logits and cross-entropy for this many tokens at a time; 0 for all at once."""
+    replicate: int = Field(1, ge=1)
+    """Replicas of the sharded model (HSDP); ranks must be a multiple."""
+    deterministic: bool = False
+    """Ask torch for deterministic kernels (costs speed on GPUs)."""
+    checkpoint_every_steps: int = Field(ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    """Older ones go once a newer one is committed."""
+    max_failed_saves: int = Field(3, ge=0)
+    """That many saves in a row may fail before training stops."""
+    nodes: tuple[int, ...] = (1,)
+    """Node counts that this recipe may run at, on sites that have nodes."""
+
+
+class Params(BaseParams):
+    """What to train on what."""
+
+    dataset: str
+    model: ModelConfig
+    train: TrainConfig
+
+
+class Result(BaseResult):
+    """The last checkpoint."""
+
+    checkpoint: FolderRef
+    """checkpoints/<train-key>/step-<n>."""
+    step: int
+    train_loss: float
+    """Mean of the last 20 steps, nats a token."""
+    num_tokens: int
+    """Tokens trained on, all epochs."""
+
+
+step = Step(
+    image="train", timeout=timedelta(days=30), cpus=2, memory_gib=8, libraries=("torch", "transformers")
+)
+
+EXAMPLE = Params(
+    dataset="datasets/example/v1",
+    model=ModelConfig(
+        num_layers=1, hidden_size=32, intermediate_size=64, num_heads=2, num_kv_heads=1, sequence_length=32, vocab_size=300
+    ),
+    train=TrainConfig(steps=4, global_batch=4, micro_batch=2, learning_rate=1e-3, checkpoint_every_steps=2),
+)
+
+
+def run(params: Params, ctx: Context) -> Result:
+    """Train to the last step, going on from the newest whole checkpoint under this train-key.
+
+    Raises:
+        UserError: sizes that do not fit together, or another run holds the lease.
+        PreemptedError: told to stop; a checkpoint is saved.
+        TemporaryError: the gang failed in a way that another attempt may survive.
+    """
+    raise NotImplementedError
