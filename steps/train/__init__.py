@@ -55,8 +55,6 @@ class TrainConfig(BaseModel):
     """Older ones go once a newer one is committed."""
     max_failed_saves: int = Field(3, ge=0)
     """That many saves in a row may fail before training stops."""
-    nodes: tuple[int, ...] = (1,)
-    """Node counts that this recipe may run at, on sites that have nodes."""
 
 
 class Params(BaseParams):

@@ -1,0 +1,1 @@
+"""The pipelines: in which order the steps run, where, and what people see of it."""

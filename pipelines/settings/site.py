@@ -1,0 +1,116 @@
+"""A site, `config/sites/NAME.toml`: where workflows run and where the data is."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pipelines.settings.base import Settings
+
+
+class StoreSettings(Settings):
+    """[store]: credentials are not settings, they come by the usual AWS_* environment."""
+
+    uri: str = ""
+    """file:///folder or s3://bucket/prefix. Empty: $TRIPOD_STORE, else a folder in the user's data directory."""
+    endpoint: str = ""
+    """URL of the S3 server; empty for the client's default."""
+    region: str = "us-east-1"
+    ca_bundle: str = ""
+    """File with the CA certificates that the endpoint is checked against; empty for the system's."""
+    checksums: Literal["when_required", "when_supported"] = "when_required"
+    """When clients send the newer x-amz-checksum headers; some S3 servers refuse them."""
+
+
+class CacheSettings(Settings):
+    """[cache]"""
+
+    verify: Literal["head", "full"] = "head"
+    """How a recorded result is checked: sizes by HEAD, or every byte."""
+
+
+class RunSettings(Settings):
+    """[run]: how a workflow is run."""
+
+    max_parallel: int = Field(2, ge=1)
+    """Steps at a time."""
+    retries: int = Field(2, ge=0)
+    """How often a step is tried again after a code that may be retried."""
+    backoff_s: int = Field(5, ge=0)
+    """Wait before the first retry, doubled each time, seconds."""
+    grace_s: int = Field(60, ge=1)
+    """From asking a step to stop to killing it, seconds; training saves a checkpoint in it."""
+
+
+class GangSettings(Settings):
+    """[gang]: the processes that train together."""
+
+    target: Literal["process", "kubernetes"] = "process"
+    """process: on the machine that runs the step; kubernetes: a TrainJob on the GPU cluster."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    backend: Literal["gloo", "nccl"] = "gloo"
+    processes_per_node: int = Field(1, ge=1)
+    threads: int = Field(0, ge=0)
+    """CPU threads a process; 0: cores divided by processes."""
+    peak_tflops: float = Field(0, ge=0)
+    """Of one device at the recipe's precision, for MFU; 0: unknown, MFU is not shown."""
+    device_memory_gib: float = Field(0, ge=0)
+    """Of one device; 0: unknown, not checked."""
+
+
+class ImageSettings(Settings):
+    """[images]: by digest where the site's policy asks for it."""
+
+    data: str = "tripod/data"
+    train: str = "tripod/train"
+    serve: str = "tripod/serve"
+
+
+class ArgoSettings(Settings):
+    """[argo]: the Compute cluster."""
+
+    namespace: str = "default"
+    service_account: str = "tripod-workflow"
+
+
+class Site(Settings):
+    """A whole site."""
+
+    engine: Literal["local", "argo"]
+    """local: on this machine; argo: Argo Workflows on the Compute cluster."""
+    store: StoreSettings = StoreSettings()
+    cache: CacheSettings = CacheSettings()
+    run: RunSettings = RunSettings()
+    gang: GangSettings = GangSettings()
+    images: ImageSettings = ImageSettings()
+    argo: ArgoSettings = ArgoSettings()
+
+    @model_validator(mode="after")
+    def _backend_fits(self) -> "Site":
+        if (self.gang.device == "cuda") != (self.gang.backend == "nccl"):
+            raise ValueError(
+                f"gang.backend is {self.gang.backend} with gang.device {self.gang.device}, allowed are gloo with cpu and nccl with cuda"
+            )
+        return self
+
+    def step_env(self, store_uri: str) -> dict[str, str]:
+        """The environment of every step on this site, in a fixed order. No secrets."""
+        env = {
+            "TRIPOD_STORE": store_uri,
+            "TRIPOD_CACHE_VERIFY": self.cache.verify,
+            "TRIPOD_TRAIN_TARGET": self.gang.target,
+            "TRIPOD_DEVICE": self.gang.device,
+            "TRIPOD_BACKEND": self.gang.backend,
+            "TRIPOD_NPROC": str(self.gang.processes_per_node),
+            "TRIPOD_THREADS": str(self.gang.threads) if self.gang.threads else "",
+            "TRIPOD_GRACE_S": str(self.run.grace_s),
+            "TRIPOD_PEAK_TFLOPS": str(self.gang.peak_tflops) if self.gang.peak_tflops else "",
+        }
+        if store_uri.startswith("s3://"):
+            env |= {
+                "AWS_ENDPOINT_URL": self.store.endpoint,
+                "AWS_REGION": self.store.region,
+                "AWS_CA_BUNDLE": self.store.ca_bundle,
+                "AWS_REQUEST_CHECKSUM_CALCULATION": self.store.checksums,
+                "AWS_RESPONSE_CHECKSUM_VALIDATION": self.store.checksums,
+            }
+        return {name: value for name, value in env.items() if value}
