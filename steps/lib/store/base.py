@@ -17,7 +17,7 @@ from pathlib import Path
 from steps.lib.errors import TripodError, UserError
 
 Bytes = bytes | bytearray | memoryview
-_SEGMENT = re.compile(r"[A-Za-z0-9_=][A-Za-z0-9._=-]*")
+_SEGMENT = re.compile(r"[A-Za-z0-9_=][A-Za-z0-9._=-]{0,199}")
 MAX_KEY_CHARS = 512
 
 
@@ -51,9 +51,14 @@ def check_key(key: str) -> str:
     if len(key) > MAX_KEY_CHARS or not all(_SEGMENT.fullmatch(part) for part in key.split("/")):
         raise UserError(
             f"store key: got {key!r}, allowed are up to {MAX_KEY_CHARS} characters, segments of "
-            "A-Z a-z 0-9 . _ = - (not starting with . or -) joined by single slashes"
+            "up to 200 A-Z a-z 0-9 . _ = - (not starting with . or -) joined by single slashes"
         )
     return key
+
+
+def is_segment(name: str) -> bool:
+    """Whether `name` can be one segment of a key; stores list nothing else."""
+    return _SEGMENT.fullmatch(name) is not None
 
 
 class Store(ABC):
