@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
@@ -40,14 +40,22 @@ class Terminated(BaseException):
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     """The whole of `python -m steps`. Returns the exit code."""
+    return guard(lambda: _main(argv, env))
+
+
+def guard(call: Callable[[], int]) -> int:
+    """The boundary of every command: run `call`, turn what it raises into one line and an exit code."""
     try:
-        return _main(argv, env)
+        return call()
     except TripodError as e:
         return _fail(str(e), e.code)
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] in ("steps", "pipelines"):
             return _bug()
         return _fail(f"library {e.name}: not installed here; run `make setup`", Exit.USER)
+    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
     except OSError as e:
         return _fail(*describe_os_error(e)) if e.errno in _OS_ERRORS else _bug()
     except KeyboardInterrupt:

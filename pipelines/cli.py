@@ -1,0 +1,13 @@
+"""What the commands share. Imports nothing heavy: `--help` must answer at once."""
+
+import os
+from collections.abc import Callable
+
+
+def guarded(call: Callable[[], int]) -> int:
+    """Run a command; every failure becomes one line on stderr and a code of the exit table."""
+    # pydantic looks through every installed distribution for plugins, 50 ms in an environment of this size
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    from steps.runner import guard
+
+    return guard(call)

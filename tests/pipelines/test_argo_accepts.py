@@ -1,0 +1,85 @@
+"""Argo itself accepts what we build: its full CRD schemas, and `argo lint --offline`."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from pipelines.build import build
+from pipelines.settings.load import load
+
+TOOLS = Path(os.environ.get("TRIPOD_TOOLS") or Path.home() / ".cache" / "tripod" / "bin")
+ARGO = shutil.which("argo", path=f"{TOOLS}{os.pathsep}{os.environ['PATH']}")
+CRD = TOOLS / "crds" / "argoproj.io_workflows.yaml"
+
+pytestmark = [
+    pytest.mark.tools,
+    pytest.mark.skipif(not (ARGO and CRD.exists()), reason="needs argo and its CRDs: make tools"),
+]
+
+
+@pytest.fixture(params=[("tiny", "local"), ("llama3-8b", "prod")], ids=lambda p: "-".join(p))
+def text(request) -> str:
+    return build(*load(*request.param), run_id="run-1").to_yaml()
+
+
+def test_full_crd_schema(text):
+    jsonschema.validate(yaml.safe_load(text), _schema())
+
+
+@pytest.mark.parametrize("path", ["spec", "spec.templates.0", "spec.templates.1.container", "spec.templates.0.dag.tasks.0"])
+def test_a_misspelt_field_fails(text, path):
+    tree = yaml.safe_load(text)
+    place = tree
+    for part in path.split("."):
+        place = place[int(part) if part.isdecimal() else part]
+    place["retryStrategi"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="retryStrategi"):
+        jsonschema.validate(tree, _schema())
+
+
+def test_lint(text, tmp_path):
+    path = tmp_path / "workflow.yaml"
+    path.write_text(text)
+    done = _lint(path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_lint_finds_a_wrong_reference(text, tmp_path):
+    path = tmp_path / "workflow.yaml"
+    path.write_text(text.replace("tasks.ingest.outputs.parameters.docs", "tasks.ingest.outputs.parameters.dox"))
+    done = _lint(path)
+    assert done.returncode != 0
+    assert "dox" in done.stdout + done.stderr
+
+
+def _lint(path: Path) -> subprocess.CompletedProcess[str]:
+    assert ARGO
+    return subprocess.run([ARGO, "lint", "--offline", str(path)], capture_output=True, text=True, check=False)
+
+
+def _schema() -> dict:
+    crd = yaml.load(CRD.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return _strict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+
+
+def _strict(schema: dict) -> dict:
+    """A structural schema only prunes unknown fields; here they are errors."""
+    schema = dict(schema)
+    if schema.pop("x-kubernetes-int-or-string", False):
+        return {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+    if "properties" in schema:
+        schema["properties"] = {name: _strict(part) for name, part in schema["properties"].items()}
+        if schema["properties"].get("metadata") == {"type": "object"}:  # ObjectMeta, left open by every CRD
+            schema["properties"]["metadata"] = {"type": "object"}
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            schema["additionalProperties"] = False
+    elif isinstance(schema.get("additionalProperties"), dict):
+        schema["additionalProperties"] = _strict(schema["additionalProperties"])
+    if "items" in schema:
+        schema["items"] = _strict(schema["items"])
+    return schema

@@ -1,0 +1,80 @@
+"""Every step keeps the contract: run twice, on file:// and on S3, killed once, the records are the same."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steps.contract import Params, Result, Step, load_step, step_names
+from steps.lib.store import open_store
+from tests.examples import seed_examples
+
+CACHED = [name for name in step_names() if load_step(name).step.cached]
+
+
+@pytest.mark.parametrize("name", step_names())
+def test_has_the_five_parts(name):
+    module = load_step(name)
+    assert issubclass(module.Params, Params)
+    assert issubclass(module.Result, Result)
+    assert isinstance(module.step, Step)
+    assert isinstance(module.EXAMPLE, module.Params)
+    assert list(inspect.signature(module.run).parameters) == ["params", "ctx"]
+    assert module.__doc__
+
+
+@pytest.mark.parametrize("name", step_names())
+def test_importing_the_contract_is_light(name):
+    heavy = "torch pyarrow boto3 obstore numpy transformers tokenizers hera kubernetes"
+    code = f"import sys, steps.{name}; print([m for m in {heavy.split()!r} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_example_twice_on_both_stores_and_killed(name, tmp_path, moto_uri):
+    local, remote = f"file://{tmp_path}/store", f"{moto_uri}/{name}"
+    for uri in (local, remote):
+        seed_examples(open_store(uri))
+    outputs = tmp_path / "outputs"
+    first = _finish(_start(name, local, outputs), outputs)
+    again = _finish(_start(name, local, outputs), outputs)
+    assert first[0] == again[0], "a second call gives the same result"
+    assert (first[1], again[1]) == ("miss", "hit")
+
+    killed = _start(name, remote, outputs)
+    time.sleep(0.8)  # somewhere in the middle: wherever it is, the next call must come to the same end
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert _finish(_start(name, remote, outputs), outputs)[0] == first[0], "the store and a kill make no difference"
+    assert _recorded(local, name) == _recorded(remote, name) == first[0]
+
+
+def _start(name: str, uri: str, outputs: Path) -> subprocess.Popen[str]:
+    argv = [f"--{field}={_word(value)}" for field, value in load_step(name).EXAMPLE.model_dump(mode="json").items()]
+    env = {**os.environ, "TRIPOD_STORE": uri, "TRIPOD_OUTPUTS": str(outputs), "TRIPOD_THREADS": "1"}
+    command = [sys.executable, "-m", "steps", name, *argv]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _finish(process: subprocess.Popen[str], outputs: Path) -> tuple[dict, str]:
+    """The result, and hit or miss."""
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return json.loads(out.splitlines()[-1]), (outputs / "_cache").read_text().partition(":")[0]
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _recorded(uri: str, name: str) -> dict:
+    store = open_store(uri)
+    keys = [head.key for head in store.list(f"records/{name}") if head.key.endswith(".json")]
+    assert len(keys) == 1
+    return json.loads(store.get(keys[0]))["result"]
