@@ -5,8 +5,11 @@ import secrets
 import time
 from hashlib import sha256
 
+from steps.lib.errors import UserError
+
 MAX_CHARS = 40
 """Leaves room for suffixes: a CronWorkflow's name has 52 characters, a label 63."""
+MAX_RUN_ID_CHARS = 52
 
 
 def dns_name(original: str, max_chars: int = MAX_CHARS) -> str:
@@ -22,6 +25,19 @@ def dns_name(original: str, max_chars: int = MAX_CHARS) -> str:
         return plain
     suffix = sha256(original.encode()).hexdigest()[:8]
     return f"{plain[: max_chars - 9].strip('-')}-{suffix}"
+
+
+def check_run_id(run_id: str) -> str:
+    """`run_id` itself when it can name a run everywhere.
+
+    Raises:
+        UserError: not a DNS label of at most 52 characters.
+    """
+    if len(run_id) > MAX_RUN_ID_CHARS or not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", run_id):
+        raise UserError(
+            f"--run-id: got {run_id!r}, allowed are a-z, 0-9 and -, starting with a letter, at most {MAX_RUN_ID_CHARS} characters"
+        )
+    return run_id
 
 
 def new_run_id(recipe: str) -> str:
