@@ -56,9 +56,17 @@ def check_key(key: str) -> str:
     return key
 
 
-def is_segment(name: str) -> bool:
-    """Whether `name` can be one segment of a key; stores list nothing else."""
-    return _SEGMENT.fullmatch(name) is not None
+def is_listed(name: str, where: str) -> bool:
+    """Whether a listing shows `name`, a segment found at `where`; names that start with a dot are hidden.
+
+    Raises:
+        UserError: the name is outside the key grammar. Passing over it could lose data unseen.
+    """
+    if name.startswith("."):
+        return False
+    if not _SEGMENT.fullmatch(name):
+        raise UserError(f"{where}: got {name!r}, which no key can name; rename it with A-Z a-z 0-9 . _ = -")
+    return True
 
 
 class Store(ABC):
@@ -111,7 +119,11 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, prefix: str) -> Iterator[Head]:
-        """Every object whose key starts with `prefix` + "/" (all, for ""), sorted by key."""
+        """Every object whose key starts with `prefix` + "/" (all, for ""), sorted by key.
+
+        Raises:
+            UserError: something there has a name that no key can have.
+        """
 
     # ---- bulk bytes --------------------------------------------------------------------------
 
@@ -135,3 +147,9 @@ class Store(ABC):
     @abstractmethod
     def download(self, key: str, target: Path) -> int:
         """Write the object to a local file, whole or not at all. Returns bytes written."""
+
+    # ---- upkeep ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sweep(self, older_than_s: float) -> Sequence[str]:
+        """Remove what killed writers left behind unseen (half uploads), by age. Returns the names."""

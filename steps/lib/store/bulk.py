@@ -15,7 +15,7 @@ from obstore.exceptions import BaseError
 from obstore.store import ObjectStore
 
 from steps.lib.errors import TripodError
-from steps.lib.store.base import Bytes, NotFoundError, check_key
+from steps.lib.store.base import Bytes
 
 PART_BYTES = 8 << 20
 """One part of a multipart upload, one range of a download."""
@@ -40,8 +40,12 @@ class Bulk:
         self._backend = backend
         self._translate = translate
 
-    def upload(self, key: str, source: Path | Bytes) -> int:
-        """See Store.upload."""
+    def upload(self, key: str, source: Path | Bytes, at: str = "") -> int:
+        """See Store.upload.
+
+        Args:
+            at: write there, and let errors speak of `key`.
+        """
         if isinstance(source, Path):
             size = source.stat().st_size  # names a missing source by its own path
             content: Path | memoryview = source
@@ -51,7 +55,7 @@ class Bulk:
             size = content.nbytes
         part = max(PART_BYTES, -(-size // _MAX_PARTS))
         with self._errors("upload", key):
-            obstore.put(self._backend, key, content, chunk_size=part, max_concurrency=PARTS_IN_FLIGHT)
+            obstore.put(self._backend, at or key, content, chunk_size=part, max_concurrency=PARTS_IN_FLIGHT)
         return size
 
     def read(self, key: str, start: int, length: int | None) -> memoryview:
@@ -116,17 +120,9 @@ class Bulk:
 
     @contextmanager
     def _errors(self, operation: str, key: str) -> Iterator[None]:
-        check_key(key)
         try:
             yield
-        except FileNotFoundError as e:
-            text = str(e)
-            raise (
-                NotFoundError(f"{operation} {key}: no such object")
-                if "NoSuchBucket" not in text
-                else (self._translate(operation, key, text))
-            ) from e
-        except BaseError as e:
+        except (BaseError, FileNotFoundError) as e:
             raise self._translate(operation, key, str(e)) from e
 
 

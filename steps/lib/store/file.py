@@ -1,17 +1,17 @@
 """The store in a local folder (or one on NFS): `file:///abs/folder`, its path taken literally.
 
     <root>/<key>             one file an object
-    <root>/.../.<hex>.tmp    a control object on its way; link(2) or rename(2) makes it visible
-    <root>/.../<name>#<n>    a bulk object on its way (obstore's name for it)
+    <root>/.../.<hex>.tmp    an object on its way; link(2) or rename(2) makes it visible
     <root>/.locks/<2 hex>    flock(2) for what replaces or removes; keys share 256 locks
 
-Names outside the key grammar are never listed, so nothing of the above is seen. Control objects
-here, bulk bytes by obstore (bulk.py), which is imported with the first bulk call.
+Hidden names are never listed. Control objects here, bulk bytes by obstore (bulk.py), which is
+imported with the first bulk call.
 """
 
 import errno
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from steps.lib.errors import TemporaryError, TripodError, UserError
-from steps.lib.store.base import Bytes, ConflictError, Head, NotFoundError, Store, check_key, is_segment
+from steps.lib.store.base import Bytes, ConflictError, Head, NotFoundError, Store, check_key, is_listed
 
 if TYPE_CHECKING:
     from steps.lib.store.bulk import Bulk
 
+_ON_ITS_WAY = re.compile(r"\.[0-9a-f]{16}\.tmp(#\d+)?")  # obstore adds #n while it writes
 _READS = {"get", "head", "delete", "read", "read_ranges", "download"}
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.ENOSYS}
@@ -78,7 +79,7 @@ class FileStore(Store):
                 if os.path.isdir(path):
                     raise
                 raise ConflictError(f"create {key}: exists already in {self.uri}") from e
-            _sync_folder(path)
+            _sync(os.path.dirname(path))
         return tag
 
     def swap(self, key: str, data: Bytes, tag: str) -> str:
@@ -109,14 +110,15 @@ class FileStore(Store):
     def upload(self, key: str, source: Path | Bytes) -> int:
         """See Store.upload."""
         path = self._path(key)
-        size = self._bulk.upload(key, source)
-        with self._errors("upload", key):
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            _sync_folder(path)
+        temp = _temp_beside(path)
+        try:
+            size = self._bulk.upload(key, source, at=temp.removeprefix(f"{self._root}/"))
+            with self._errors("upload", key), self._locked(key):
+                _sync(temp)
+                self._replace(temp, key)
+        finally:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(temp)
         return size
 
     def read(self, key: str, start: int = 0, length: int | None = None) -> memoryview:
@@ -130,6 +132,19 @@ class FileStore(Store):
     def download(self, key: str, target: Path) -> int:
         """See Store.download."""
         return self._bulk.download(check_key(key), target)
+
+    def sweep(self, older_than_s: float) -> Sequence[str]:
+        """See Store.sweep: removes files on their way that nobody renamed."""
+        limit = time.time() - older_than_s
+        swept = []
+        for folder, folders, names in os.walk(self._root):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for path in (f"{folder}/{name}" for name in names if _ON_ITS_WAY.fullmatch(name)):
+                with suppress(FileNotFoundError), self._errors("sweep", path):
+                    if os.stat(path).st_mtime < limit:
+                        os.unlink(path)
+                        swept.append(path.removeprefix(f"{self._root}/"))
+        return swept
 
     @cached_property
     def _bulk(self) -> "Bulk":
@@ -147,8 +162,7 @@ class FileStore(Store):
     @contextmanager
     def _written(self, key: str, data: Bytes) -> Iterator[tuple[str, str]]:
         """A hidden file beside the key that holds `data`, on the disk; yields its path and tag."""
-        folder = os.path.dirname(self._path(key))
-        temp = f"{folder}/.{os.urandom(8).hex()}.tmp"
+        temp = _temp_beside(self._path(key))
         fd = _open_new(temp)
         try:
             with os.fdopen(fd, "wb") as f:
@@ -167,7 +181,7 @@ class FileStore(Store):
     def _replace(self, temp: str, key: str) -> None:
         path = self._path(key)
         os.replace(temp, path)
-        _sync_folder(path)
+        _sync(os.path.dirname(path))
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
@@ -185,10 +199,11 @@ class FileStore(Store):
             os.close(fd)
 
     def _walk(self, folder: str) -> Iterator[Head]:
+        where = f"{self._root}/{folder}"
         with self._errors("list", folder):
             try:
-                with os.scandir(f"{self._root}/{folder}") as entries:
-                    there = [(e.name + "/" if e.is_dir() else e.name, e) for e in entries if is_segment(e.name)]
+                with os.scandir(where) as entries:
+                    there = [(e.name + "/" if e.is_dir() else e.name, e) for e in entries if is_listed(e.name, where)]
             except (FileNotFoundError, NotADirectoryError):
                 return
         for name, entry in sorted(there, key=lambda pair: pair[0]):
@@ -225,6 +240,8 @@ class FileStore(Store):
         if found:
             number = int(code.partition(")")[0])
             return self._failure(operation, key, OSError(number, os.strerror(number)))
+        if "is directory" in text:
+            return NotFoundError(f"{operation} {key}: no such object in {self.uri}")
         if "InvalidRange" in text:
             return TripodError(f"{operation} {key}: the range lies outside the object")
         return TripodError(f"{operation} {key}: {text.splitlines()[0]}")
@@ -239,8 +256,13 @@ def _open_new(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
 
-def _sync_folder(path: str) -> None:
-    fd = os.open(os.path.dirname(path), os.O_RDONLY)
+def _temp_beside(path: str) -> str:
+    return f"{os.path.dirname(path)}/.{os.urandom(8).hex()}.tmp"
+
+
+def _sync(path: str) -> None:
+    """Onto the disk: a file's bytes, a folder's names."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
