@@ -48,9 +48,10 @@ class Link:
         self.client.meta.events.register("before-call.s3.DeleteObjects", _sign_with_md5)
 
     @property
-    def secrets(self) -> tuple[str, str, str | None]:
+    def secrets(self) -> tuple[str | None, str | None, str | None]:
         """What the requests are signed with now."""
-        return tuple(self._credentials.get_frozen_credentials())  # type: ignore[return-value]
+        frozen = self._credentials.get_frozen_credentials()
+        return frozen.access_key, frozen.secret_key, frozen.token
 
     @property
     def endpoint(self) -> str:
@@ -102,6 +103,8 @@ class Link:
 
     def _for_obstore(self) -> "S3Credential":
         key_id, secret, token = self.secrets
+        assert key_id
+        assert secret
         again = datetime.now(UTC) + timedelta(seconds=_OBSTORE_REFRESH_S + 30)
         return {"access_key_id": key_id, "secret_access_key": secret, "token": token, "expires_at": again}
 

@@ -53,6 +53,7 @@ _BUSY = {
     "TooManyRequests",
     "TooManyRequestsException",
 }
+_ABOVE_OR_BELOW = {"ExistingObjectIsDirectory", "ObjectParentIsFile", "XMinioParentIsObject"}
 _CERTIFICATE = re.compile("certificate|UnknownIssuer", re.IGNORECASE)
 
 
@@ -113,6 +114,8 @@ def explain(operation: str, key: str, where: str, status: int, code: str, messag
         return UserError(f"{what}: no such bucket; create it, or set $TRIPOD_STORE to one that exists")
     if status == 404:
         return NotFoundError(f"{operation} {key}: no such object in {where}")
+    if code in _ABOVE_OR_BELOW:
+        return UserError(f"{what}: on this server a key cannot also be the folder of another key")
     if status in (304, 409, 412):
         return ConflictError(f"{operation} {key}: exists or changed meanwhile in {where}")
     if status == 416:
