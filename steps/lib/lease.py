@@ -84,7 +84,7 @@ def holder_of(store: Store, key: str) -> Holder | None:
 
 
 class Lease:
-    """A lease to hold, as a context manager.
+    """A lease to hold, as a context manager that is entered once.
 
     Args:
         key: of the lease's object.
@@ -146,7 +146,7 @@ class Lease:
         if not self._lost:
             try:
                 self._update(released=True)
-            except TemporaryError as e:  # our process ends, that releases it as well
+            except TripodError as e:  # the end of our process releases it as well
                 self._say(f"lease {self._key} not released: {e}")
 
     def _try(self) -> bool:
@@ -230,20 +230,35 @@ def _me(run_id: str) -> Holder:
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip() if linux else "",
         pid_space=os.readlink("/proc/self/ns/pid") if linux else "",
         pid=os.getpid(),
-        started=(_started(os.getpid()) or 0) if linux else 0,
+        started=_started(_stat(os.getpid())) if linux else 0,
         heartbeat=time.time(),
         attempt=1,
     )
 
 
 def _is_alive(pid: int, started: int) -> bool:
-    return _started(pid) == started
-
-
-def _started(pid: int) -> int | None:
-    """Start of process `pid`, clock ticks since boot; None when it is gone (proc(5): stat, fields 3, 22)."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+        return _is_hidden(pid)
+    return fields[0] not in "ZX" and _started(fields) == started
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat from the third, the state, on (proc(5)); the name before may hold spaces."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _started(fields: list[str]) -> int:
+    return int(fields[22 - 3])
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether another user's process lives where /proc doesn't show it (hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

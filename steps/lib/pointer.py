@@ -57,7 +57,7 @@ def move(
     key: str,
     target: str,
     *,
-    expected: str | None | Literal[Anything.ANYTHING] = ANYTHING,
+    expected: str | Literal[Anything.ANYTHING] | None = ANYTHING,
     by: str = "",
 ) -> Pointer:
     """Point `key` to `target`. Moving it where it is already changes nothing.
