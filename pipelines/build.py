@@ -9,8 +9,8 @@ from pipelines.names import dns_name
 from pipelines.settings.load import Loaded, store_uri
 from pipelines.settings.recipe import Recipe
 from pipelines.settings.site import Site
-from pipelines.tasks import Pipeline
-from steps import deploy, evaluate, export, ingest, publish_dataset, register, tokenize, tokenizer, train
+from pipelines.tasks import RUN_NAME, RUN_STATUS, Pipeline
+from steps import deploy, evaluate, export, ingest, notify, publish_dataset, register, tokenize, tokenizer, train
 
 
 def build(model: Loaded[Recipe], site: Loaded[Site], run_id: str) -> Workflow:
@@ -40,4 +40,6 @@ def pipeline(model: Loaded[Recipe], site: Loaded[Site], run_id: str) -> Pipeline
             max_model_len=serving.max_model_len, prompt=serving.prompt, max_tokens=serving.max_tokens,
         )
         docs >> words >> tokens >> data >> trained >> [quality, exported] >> registered >> served
+        if site.value.run.notify:
+            pipe.on_exit(notify, run=RUN_NAME, status=RUN_STATUS, pipeline="train", model=model.name)
     return pipe

@@ -28,6 +28,15 @@ MAX_VALUE_BYTES = 100 << 10
 """Linux allows 128 KiB an argument (MAX_ARG_STRLEN); longer values go by reference to a blob."""
 
 
+class EngineValue(str):
+    """A text input that the engine fills in."""
+
+
+RUN_NAME = EngineValue("{{workflow.name}}")
+RUN_STATUS = EngineValue("{{workflow.status}}")
+"""Succeeded, Failed or Error: in the exit handler only."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ref:
     """A field of another task's result."""
@@ -152,6 +161,16 @@ class Pipeline:
         self.tasks[name] = task
         return task
 
+    def on_exit(self, module: ModuleType, **inputs: Any) -> None:
+        """Run the step `module` when the workflow has ended, however it ended."""
+        step_name = module.__name__.removeprefix("steps.")
+        _check_inputs(step_name, module.Params, inputs, "")
+        arguments = {field: _argument(step_name, field, value, "") for field, value in inputs.items()}
+        with self.workflow:
+            template = self._template(step_name, module.step, module.Result, [])
+        template.args = [f"--{field}={text}" for field, text in arguments.items()]
+        self.workflow.on_exit = template
+
     def _template(self, step_name: str, step: Step, result: type[BaseModel], fields: Sequence[str]) -> Container:
         if step_name not in self._templates:
             self._templates[step_name] = Container(
@@ -199,6 +218,8 @@ def _argument(name: str, field: str, value: Any, fan_out: str) -> str:
         return "{{item}}"
     if isinstance(value, Ref):
         return value.template
+    if isinstance(value, EngineValue):
+        return str(value)
     if isinstance(value, str):
         text = value
     else:

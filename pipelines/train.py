@@ -5,9 +5,17 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.cli import guarded
+
+if TYPE_CHECKING:
+    from pipelines.settings.load import Loaded
+    from pipelines.settings.recipe import Recipe
+    from pipelines.settings.site import Site
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     from pipelines.build import pipeline
-    from pipelines.names import MAX_RUN_ID_CHARS, check_run_id, new_run_id
+    from pipelines.names import check_run_id, new_run_id
     from pipelines.plan import make_plan
     from pipelines.settings.load import load, store_uri
     from steps.lib.errors import Exit, UserError
@@ -43,17 +51,53 @@ def _train(args: argparse.Namespace) -> int:
     run_id = check_run_id(args.run_id) if args.run_id else new_run_id(model.name)
     uri = store_uri(site.value)
     pipe = pipeline(model, site, run_id)
-    if args.dry_run:
-        store = open_store(uri) if uri.startswith("file://") else None
-        print("\n".join(make_plan(pipe, model.value, run_id, store, uri).lines()), file=sys.stderr)
-        sys.stdout.write(pipe.workflow.to_yaml())
-        return Exit.DONE
-    if site.value.engine != "local":
+    if not args.dry_run and site.value.engine != "local":
         raise UserError(
             f"site {site.name}: engine is {site.value.engine!r}, this version runs workflows with 'local' only; "
-            "--dry-run prints the workflow's YAML for Argo"
+            "--dry-run prints the workflow for Argo"
         )
-    raise AssertionError((args, MAX_RUN_ID_CHARS))
+    contacted = not args.dry_run or uri.startswith("file://")
+    plan = make_plan(pipe, model.value, run_id, open_store(uri) if contacted else None, uri)
+    if not args.json or args.dry_run:
+        print("\n".join(plan.lines()), file=sys.stderr)
+    if args.dry_run:
+        sys.stdout.write(pipe.workflow.to_yaml())
+        return Exit.DONE
+    return _run(args, model, site, pipe.workflow.to_yaml(), run_id)
+
+
+def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]", text: str, run_id: str) -> int:
+    """Run the workflow here. Its only input is the YAML, the same that --dry-run prints."""
+    import yaml
+
+    from pipelines.engine.recorder import RunInfo
+    from pipelines.execute import execute, source_revision
+    from pipelines.settings.load import store_uri
+    from pipelines.summary import summary
+    from pipelines.view import choose_view
+    from steps.lib.errors import Exit
+    from steps.lib.store import open_store
+
+    started = time.time()
+    info = RunInfo(
+        run_id=run_id,
+        command=["python", "-m", "pipelines.train", *sys.argv[1:]],
+        recipe=model.name,
+        site=site.name,
+        settings={**model.value.model_dump(mode="json"), **site.value.model_dump(mode="json")},
+        tree=source_revision(Path.cwd()),
+        started=started,
+    )
+    outcome = execute(
+        yaml.safe_load(text),
+        store=open_store(store_uri(site.value)),
+        info=info,
+        view=choose_view(json_lines=args.json, verbose=args.verbose),
+        grace_s=site.value.run.grace_s,
+    )
+    if outcome.exit_code == Exit.DONE and not args.json:
+        print("\n".join(summary(run_id, model.name, outcome.nodes, time.time() - started)))
+    return outcome.exit_code
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import ast
 import json
 import time
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -132,7 +131,7 @@ def source_digest(module: ModuleType) -> str:
 
 
 def _lib_files(tree: ast.AST) -> Iterable[Path]:
-    for name in _imports(tree):
+    for name in imports(tree):
         if name.startswith("steps.lib."):
             path = _ROOT.joinpath(*name.split("."))
             for candidate in (path.with_suffix(".py"), path / "__init__.py"):
@@ -140,7 +139,7 @@ def _lib_files(tree: ast.AST) -> Iterable[Path]:
                     yield candidate
 
 
-def _imports(node: ast.AST) -> Iterable[str]:
+def imports(node: ast.AST) -> Iterable[str]:
     """Dotted names that `node` imports, also inside functions, not under `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
@@ -149,9 +148,9 @@ def _imports(node: ast.AST) -> Iterable[str]:
             yield child.module
             yield from (f"{child.module}.{alias.name}" for alias in child.names)
         elif isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
-            yield from _imports(ast.Module(body=child.orelse, type_ignores=[]))
+            yield from imports(ast.Module(body=child.orelse, type_ignores=[]))
         else:
-            yield from _imports(child)
+            yield from imports(child)
 
 
 def _why_missing(store: Store, parts: KeyParts) -> str:
@@ -191,6 +190,8 @@ def _short(value: Any) -> str:
 
 
 def _version(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms, which most steps do without
+
     try:
         return version(distribution)
     except PackageNotFoundError as e:

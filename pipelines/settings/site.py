@@ -37,6 +37,8 @@ class RunSettings(Settings):
     """How often a step is tried again after a code that may be retried."""
     backoff_s: int = Field(5, ge=0)
     """Wait before the first retry, doubled each time, seconds."""
+    notify: bool = False
+    """Tell the webhook in $TRIPOD_WEBHOOK_URL how each run ended."""
     grace_s: int = Field(60, ge=1)
     """From asking a step to stop to killing it, seconds; training saves a checkpoint in it."""
 

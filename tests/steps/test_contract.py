@@ -1,5 +1,6 @@
 """Every step keeps the contract: run twice, on file:// and on S3, killed once, the records are the same."""
 
+import ast
 import inspect
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from steps import records
 from steps.contract import Params, Result, Step, load_step, step_names
 from steps.lib.store import open_store
 from tests.examples import seed_examples
@@ -34,6 +36,15 @@ def test_importing_the_contract_is_light(name):
     heavy = "torch pyarrow boto3 obstore numpy transformers tokenizers hera kubernetes"
     code = f"import sys, steps.{name}; print([m for m in {heavy.split()!r} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("name", step_names())
+def test_steps_do_not_import_each_other(name):
+    own = Path(load_step(name).__file__)
+    files = own.parent.rglob("*.py") if own.name == "__init__.py" else [own]
+    imported = {part for file in files for part in records.imports(ast.parse(file.read_text()))}
+    others = {f"steps.{other}" for other in step_names() if other != name}
+    assert not {module for module in imported for other in others if f"{module}.".startswith(f"{other}.")}
 
 
 @pytest.mark.parametrize("name", CACHED)

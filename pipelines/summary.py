@@ -1,0 +1,58 @@
+"""What a person wants to know when a run has succeeded: the model, how good, what it says, what next."""
+
+from collections.abc import Mapping
+
+from pipelines.engine.events import NodeResult
+
+
+def summary(run_id: str, recipe: str, nodes: Mapping[str, NodeResult], wall_s: float) -> list[str]:
+    """Lines for the end of a training run that succeeded.
+
+    Args:
+        nodes: results by task name, as the engine gives them.
+    """
+    train, quality = nodes["train"].outputs, nodes["evaluate"].outputs
+    registered, served = nodes["register"].outputs, nodes["deploy"].outputs
+    champion = "champion" if registered["champion"] == "true" else "not better than the champion, which stays"
+    baseline = float(quality["baseline_loss"])
+    against = f", bigram model {baseline:.3f}" if baseline else ""
+    lines = [
+        f"{run_id} succeeded in {duration(wall_s)}",
+        f"  model       {registered['model']} ({champion})",
+        f"  trained     {train['step']} steps, {int(train['num_tokens']):,} tokens, loss {float(train['train_loss']):.3f}",
+        f"  held-out    loss {float(quality['loss']):.3f}{against}, {float(quality['bits_per_byte']):.3f} bits a byte",
+        f"  completion  {_one_line(served['completion'])}",
+        f"  endpoint    {served['endpoint'] or 'stopped after the smoke test (serving.keep = false)'}",
+        "next",
+    ]
+    if served["endpoint"]:
+        nexts = [
+            (f"curl -s {served['endpoint']}/models", "what it serves"),
+            ("python -m pipelines.deploy status", "what serves on this machine"),
+            (f"python -m pipelines.deploy stop {recipe}", "end it"),
+        ]
+    else:
+        nexts = [
+            (f"python -m pipelines.deploy run --model {recipe}", "serve it"),
+            (f"python -m pipelines.runs logs {run_id}", "what the steps printed"),
+            (f"python -m pipelines.config show --model {recipe}", "what can be changed with --set"),
+        ]
+    width = max(len(command) for command, _ in nexts)
+    return lines + [f"  {command:<{width}}  {what}" for command, what in nexts]
+
+
+def duration(seconds: float) -> str:
+    """As people say it: `42 s`, `5 min 3 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _one_line(text: str, limit: int = 100) -> str:
+    """Text that a model wrote, safe for a terminal: escapes for everything that is not printable."""
+    plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return plain if len(plain) <= limit else plain[: limit - 3] + "..."

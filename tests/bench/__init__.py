@@ -1,0 +1,1 @@
+"""Measurements: `make bench`, or `python -m tests.bench ID`. Method and figures: BENCHMARKS.md."""
