@@ -53,16 +53,23 @@ def num_parameters(config: ModelConfig) -> int:
     return v * h * (1 if config.tie_embeddings else 2) + config.num_layers * layer + h
 
 
-def build(config: ModelConfig, *, attention: str = "sdpa", eos_id: int | None = None) -> "LlamaForCausalLM":
+def build(
+    config: ModelConfig,
+    *,
+    attention: str = "sdpa",
+    eos_id: int | None = None,
+    kind: "type[LlamaForCausalLM] | None" = None,
+) -> "LlamaForCausalLM":
     """The model on torch's current default device (use `with torch.device("meta")` for sizes alone).
 
     Args:
         attention: sdpa, eager or flash_attention_2.
         eos_id: id that ends a document, written into the config.
+        kind: a subclass to make instead of LlamaForCausalLM.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
+    return (kind or LlamaForCausalLM)(
         LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -77,6 +84,6 @@ def build(config: ModelConfig, *, attention: str = "sdpa", eos_id: int | None = 
             use_cache=False,
             bos_token_id=None,
             eos_token_id=eos_id,
-            attn_implementation=attention,
+            attn_implementation=attention,  # type: ignore[call-arg] - taken by the base class
         )
     )

@@ -1,9 +1,26 @@
 """A dataset -> a trained checkpoint: torchrun, FSDP2, our checkpoints on the store.
 
-    __init__.py   the contract, and run: lease, agent, outcome
-    launch.py     torchrun's agent around the workers, signals, the outcome file
-    worker.py     one process of the gang: set-up, the loop
-    ...
+__init__.py    the contract, and run
+preflight.py   what is refused before a process starts
+runtime.py     settings of the place: device, processes, grace
+size.py        memory for each GPU, estimated without torch
+launch.py      lease, torchrun's agent, signals, the cause of a failure
+outcome.py     the files by which workers tell how they ended
+job.py         what the agent hands to the workers
+worker.py      one process: signals, boundary, outcome
+work.py        its work: set-up, then
+loop.py        the loop: step, agree, log, save
+gang.py        process groups, mesh, device
+control.py     one small message a step: stop flags, loss, sample ids
+model.py       FSDP2, start values, loss, activation checkpointing
+optimizer.py   AdamW, clipping
+schedule.py    learning rate of a step
+state.py       what a checkpoint holds; random number generators
+stage.py       the copy of it in host memory
+saver.py       saving while training goes on
+resume.py      going on from the newest whole checkpoint
+metrics.py     the log of the trajectory, beside the checkpoints
+progress.py    what a person sees
 """
 
 from datetime import timedelta
@@ -12,6 +29,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from steps.contract import Context, FolderRef, Params as BaseParams, Result as BaseResult, Step
+from steps.lib.errors import RejectedError
 from steps.lib.llama import ModelConfig
 
 
@@ -77,17 +95,25 @@ class Result(BaseResult):
     """Tokens trained on, all epochs."""
 
 
-step = Step(
-    image="train", timeout=timedelta(days=30), cpus=2, memory_gib=8, libraries=("torch", "transformers")
-)
+step = Step(image="train", timeout=timedelta(days=30), cpus=2, memory_gib=8, libraries=("torch", "transformers"))
 
 EXAMPLE = Params(
     dataset="datasets/example/v1",
     model=ModelConfig(
-        num_layers=1, hidden_size=32, intermediate_size=64, num_heads=2, num_kv_heads=1, sequence_length=32, vocab_size=300
+        num_layers=1,
+        hidden_size=32,
+        intermediate_size=64,
+        num_heads=2,
+        num_kv_heads=1,
+        sequence_length=32,
+        vocab_size=300,
     ),
     train=TrainConfig(steps=4, global_batch=4, micro_batch=2, learning_rate=1e-3, checkpoint_every_steps=2),
 )
+
+
+RECENT_STEPS = 20
+"""Result.train_loss is the mean over so many last steps."""
 
 
 def run(params: Params, ctx: Context) -> Result:
@@ -95,7 +121,35 @@ def run(params: Params, ctx: Context) -> Result:
 
     Raises:
         UserError: sizes that do not fit together, or another run holds the lease.
+        RejectedError: the model diverged.
         PreemptedError: told to stop; a checkpoint is saved.
         TemporaryError: the gang failed in a way that another attempt may survive.
     """
-    raise NotImplementedError
+    from steps.lib import checkpoint
+    from steps.train.preflight import check_sizes, check_vocabulary
+    from steps.train.runtime import read_runtime
+
+    runtime = read_runtime(ctx.env)
+    check_sizes(params.train, runtime.ranks)
+    eos_id = check_vocabulary(ctx.store, params)
+    base = f"checkpoints/{ctx.key[:16]}"
+    last = checkpoint.prefix_of(base, params.train.steps)
+    if checkpoint.problem_with(ctx.store, last):
+        from steps.train.job import Job
+        from steps.train.launch import launch
+
+        launch(Job(params=params, store_uri=ctx.store.uri, base=base, eos_id=eos_id, runtime=runtime), ctx)
+    meta = checkpoint.read_meta(ctx.store, last)
+    return Result(
+        checkpoint=last,
+        step=meta.step,
+        train_loss=_mean(meta.recent_losses, last),
+        num_tokens=meta.samples * params.model.sequence_length,
+    )
+
+
+def _mean(losses: tuple[float | None, ...], prefix: str) -> float:
+    finite = [loss for loss in losses if loss is not None]
+    if not finite:
+        raise RejectedError(f"{prefix}: no loss of the last {RECENT_STEPS} steps is a finite number")
+    return sum(finite) / len(finite)

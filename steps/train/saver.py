@@ -1,0 +1,148 @@
+"""Saving while training goes on: one save in flight, committed by its manifest, failures counted.
+
+loop thread   settle the save before -> copy the state (stage.py) -> go on
+save thread   DCP over a gloo group of its own: plan, upload, metrics part, manifest, prune
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from steps.lib.checkpoint import CheckpointMeta, prefix_of, prune
+from steps.lib.dcp import StoreWriter
+from steps.lib.errors import TemporaryError, TripodError
+from steps.lib.store import Store
+from steps.train.gang import Gang
+from steps.train.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flight:
+    meta: CheckpointMeta
+    done: "Future[str]"
+    """Why the save failed, "" when it is committed; the same on every rank."""
+
+
+class Saver:
+    """Saves of one training.
+
+    Args:
+        base: checkpoints/<train-key>.
+        max_failed: so many saves in a row may fail.
+        committed: called on every rank, in the loop's thread, with the meta of each committed save.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        base: str,
+        gang: Gang,
+        *,
+        keep: int,
+        max_failed: int,
+        committed: Callable[[CheckpointMeta], None],
+    ):
+        self.store = store
+        self.base = base
+        self.gang = gang
+        self.keep = keep
+        self.max_failed = max_failed
+        self.committed = committed
+        self.failed_in_a_row = 0
+        self.saved_step = -1
+        self.stage: Stage | None = None
+        self.flight: _Flight | None = None
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+
+    def start(self, state: dict[str, Tensor], meta: CheckpointMeta, part: tuple[str, bytes] | None) -> float:
+        """Copy the state and begin to save it; first waits for the save before.
+
+        Args:
+            part: key and content of the metrics part to write before the commit (rank 0).
+
+        Returns:
+            Seconds for which the loop stood still.
+
+        Raises:
+            TemporaryError: too many saves in a row have failed.
+        """
+        started = time.perf_counter()
+        self.settle()
+        if self.stage is None:
+            self.stage = Stage(state)
+        staged = self.stage.take(state)
+        self.flight = _Flight(meta=meta, done=self.thread.submit(self._save, staged, meta, part))
+        return time.perf_counter() - started
+
+    def settle(self) -> None:
+        """Wait for the save in flight, if there is one, and count how it ended.
+
+        Raises:
+            TemporaryError: too many saves in a row have failed.
+        """
+        if self.flight is None:
+            return
+        flight, self.flight = self.flight, None
+        problem = flight.done.result()
+        if not problem:
+            self.failed_in_a_row = 0
+            self.saved_step = flight.meta.step
+            self.committed(flight.meta)
+            return
+        self.failed_in_a_row += 1
+        told = f"checkpoint {prefix_of(self.base, flight.meta.step)} was not saved: {problem}"
+        if self.failed_in_a_row > self.max_failed:
+            raise TemporaryError(f"{told}; {self.failed_in_a_row} saves in a row failed, allowed are {self.max_failed}")
+        if self.gang.is_first:
+            print(f"warning: {told}", file=sys.stderr, flush=True)
+
+    def _save(self, staged: dict[str, Tensor], meta: CheckpointMeta, part: tuple[str, bytes] | None) -> str:
+        assert self.stage is not None
+        self.stage.wait()
+        writer = StoreWriter(
+            self.store,
+            prefix_of(self.base, meta.step),
+            meta,
+            before_commit=lambda: self._put(part),
+        )
+        try:
+            save(
+                staged,
+                storage_writer=writer,
+                planner=DefaultSavePlanner(flatten_state_dict=False),
+                process_group=self.gang.checkpoints,
+            )
+        except CheckpointException as e:
+            return describe(e)
+        if self.gang.is_first:
+            self._prune(meta.step)
+        return ""
+
+    def _put(self, part: tuple[str, bytes] | None) -> None:
+        if part:
+            self.store.put(*part)
+
+    def _prune(self, newest: int) -> None:
+        try:
+            prune(self.store, self.base, newest=newest, keep=self.keep)
+        except TripodError as e:  # the next save tries again
+            print(f"warning: old checkpoints were not removed: {e}", file=sys.stderr, flush=True)
+
+
+def describe(error: CheckpointException) -> str:
+    """Why a collective save or load failed, by the first rank that says so.
+
+    Raises:
+        BaseException: what a rank raised, when it is neither ours nor the operating system's: a bug.
+    """
+    rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+    if not isinstance(cause, TripodError | OSError):
+        raise cause
+    return f"rank {rank}: {cause}"
