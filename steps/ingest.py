@@ -5,11 +5,16 @@ order, workers and partitions do not matter, and the order is as good as a shuff
 """
 
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from steps.contract import Context, FolderRef, Params as BaseParams, Result as BaseResult, Step
+from steps.lib.errors import RejectedError, UserError
+
+if TYPE_CHECKING:
+    from steps.lib.data.gather import Counts
+    from steps.lib.data.source import Source, SourceFile
 
 
 class CleanRules(BaseModel):
@@ -61,7 +66,10 @@ EXAMPLE = Params(source="raw/example", include=("*.txt",), holdout_fraction=0.2)
 
 def fingerprint(params: Params, ctx: Context) -> str:
     """Digest of the listing of the source: path, size and content tag of each file."""
-    raise NotImplementedError
+    from steps.lib.data.source import fingerprint_of
+
+    source, files = _files(params, ctx)
+    return fingerprint_of(source, files, ctx.store, ctx.workers)
 
 
 def run(params: Params, ctx: Context) -> Result:
@@ -71,4 +79,60 @@ def run(params: Params, ctx: Context) -> Result:
         UserError: the source is missing, unreadable or holds no file that matches.
         RejectedError: nothing is left, or more is rejected than the limit allows.
     """
-    raise NotImplementedError
+    from steps.lib.data.docs import merge, publish_docs
+    from steps.lib.data.gather import Rules, gather
+
+    source, files = _files(params, ctx)
+    clean = params.clean
+    rules = Rules(params.format, params.text_field, clean.min_chars, clean.max_chars)
+    counts, runs = gather(source, files, rules, ctx.scratch, workers=ctx.workers)
+    _check_rejects(counts, clean.max_reject_rate)
+    merged = merge(runs, counts, params.holdout_fraction, ctx.scratch, workers=ctx.workers)
+    num_documents = sum(file.num_documents for file in merged)
+    num_duplicates = counts.num_records - counts.rejects.total - num_documents
+    meta = {
+        "num_files": len(files),
+        "num_records": counts.num_records,
+        "num_duplicates": num_duplicates,
+        "num_rejected": counts.rejects.total,
+        "rejects": counts.rejects.as_meta(),
+    }
+    prefix, manifest = publish_docs(ctx.store, merged, meta, workers=ctx.workers)
+    ctx.say(
+        f"ingest: {num_documents} documents of {counts.num_records} records in {len(files)} files, "
+        f"{num_duplicates} duplicates, {counts.rejects.total} rejected ({counts.rejects.top() or 'none'})"
+    )
+    return Result(
+        docs=prefix,
+        partitions=tuple(file.name for file in manifest.files),
+        num_documents=num_documents,
+        num_rejected=counts.rejects.total,
+        num_duplicates=num_duplicates,
+    )
+
+
+def _files(params: Params, ctx: Context) -> "tuple[Source, list[SourceFile]]":
+    from steps.lib.data.source import matching, resolve
+
+    source = resolve(params.source, ctx.store)
+    there = source.files()
+    files = matching(there, params.include)
+    if not files:
+        raise UserError(
+            f"source {params.source}: none of its {len(there)} files matches include {list(params.include)}"
+            if there
+            else f"source {params.source}: holds no files"
+        )
+    return source, files
+
+
+def _check_rejects(counts: "Counts", max_reject_rate: float) -> None:
+    rejected, records = counts.rejects.total, counts.num_records
+    if rejected == records:
+        raise RejectedError(f"0 of {records} left: {counts.rejects.top() or 'every file is empty'}")
+    if rejected > max_reject_rate * records:
+        top = [f"{e.file}:{e.row} {e.preview!r}" for shown in counts.rejects.examples.values() for e in shown[:1]]
+        raise RejectedError(
+            f"{rejected} of {records} records rejected, more than max_reject_rate={max_reject_rate}: "
+            f"{counts.rejects.top()}; first {', '.join(top[:3])}"
+        )

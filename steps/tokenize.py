@@ -28,11 +28,48 @@ class Result(BaseResult):
     num_tokens: int
 
 
-step = Step(image="data", timeout=timedelta(hours=6), cpus=2, memory_gib=4, libraries=("pyarrow", "tokenizers", "fastokens"))
+step = Step(
+    image="data", timeout=timedelta(hours=6), cpus=2, memory_gib=4, libraries=("pyarrow", "tokenizers", "fastokens")
+)
 
 EXAMPLE = Params(docs="docs/example", tokenizer="tokenizers/example", partition="train-00000.arrow")
 
 
 def run(params: Params, ctx: Context) -> Result:
-    """Publish the shards of one partition as tokens/<digest>."""
-    raise NotImplementedError
+    """Publish the shards of one partition as tokens/<digest>.
+
+    Raises:
+        UserError: no such docs, partition or tokenizer.
+    """
+    from steps.lib.data.docs import file_of, load_docs, read_texts
+    from steps.lib.data.encode import open_encoder, sample_of
+    from steps.lib.data.tokens import ShardWriter, dtype_of, end_documents
+    from steps.lib.folder import Manifest, load, publish
+
+    file = file_of(load_docs(ctx.store, params.docs), params.docs, params.partition)
+    tokenizer = load(ctx.store, params.tokenizer, kind="tokenizer").meta
+    tokenizer_json = ctx.store.get(f"{params.tokenizer}/tokenizer.json").decode()
+    dtype = dtype_of(tokenizer["vocab_size"])
+    writer = ShardWriter(ctx.store, ctx.scratch, file.meta["split"], dtype, params.shard_mib << 20)
+    encoder = None
+    for batch in read_texts(ctx.store, file, ctx.scratch):
+        texts = batch.to_pylist()
+        encoder = encoder or open_encoder(tokenizer_json, sample_of(texts))
+        writer.add(*end_documents(*encoder.encode(texts), tokenizer["eos_id"], dtype))
+    writer.close()
+    assert encoder, "ingest publishes no file without documents"
+    meta = {
+        "docs": params.docs,
+        "partition": params.partition,
+        "split": file.meta["split"],
+        "num_documents": writer.num_documents,
+        "num_tokens": writer.num_tokens,
+        "tokenizer": params.tokenizer,
+        "tokenizer_digest": tokenizer["digest"],
+        "dtype": dtype,
+        "encoder": encoder.name,
+    }
+    prefix = f"tokens/{Manifest(kind='tokens', files=tuple(writer.files), meta=meta).digest[:16]}"
+    publish(ctx.store, prefix, kind="tokens", files=writer.files, meta=meta)
+    ctx.say(f"tokenize: {params.partition}: {writer.num_tokens} tokens by {encoder.name}")
+    return Result(tokens=prefix, num_tokens=writer.num_tokens)
