@@ -1,0 +1,132 @@
+"""Which process runs a run: `runs/<id>/engine.json`, there while the engine is.
+
+It makes a second engine for the same run fail at once, tells `runs cancel` whom to signal, and tells
+`runs list` that a run whose process is gone is lost, not running.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from steps.lib.errors import UserError
+from steps.lib.store import ConflictError, NotFoundError, Store
+
+BEAT_S = 10.0
+"""How often a holder says that it is alive."""
+STALE_S = 60.0
+"""A holder on another machine that has said nothing for this long is gone: six beats."""
+
+
+class Holder(BaseModel):
+    """A process, so that it cannot be taken for another one of the same number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str
+    boot: str
+    """The kernel's id of this start of the machine; "" where there is none."""
+    pid: int
+    born: str
+    """The kernel's time of the process's start; "" where there is none."""
+    beat: float
+    """Seconds since the epoch of the last sign of life."""
+
+    @property
+    def here(self) -> bool:
+        """Whether it is a process of this machine."""
+        return self.host == socket.gethostname()
+
+    def alive(self, now: float) -> bool:
+        """Whether the process still runs: looked up on this machine, by its last beat elsewhere."""
+        if not self.here:
+            return now - self.beat < STALE_S
+        return self.boot == _boot() and _born(self.pid) == self.born
+
+
+def this_process() -> Holder:
+    """The holder that this process is."""
+    pid = os.getpid()
+    return Holder(host=socket.gethostname(), boot=_boot(), pid=pid, born=_born(pid) or "", beat=time.time())
+
+
+def holder_key(run_id: str) -> str:
+    """Where the holder of a run is written."""
+    return f"runs/{run_id}/engine.json"
+
+
+def find_holder(store: Store, run_id: str) -> Holder | None:
+    """The process that runs `run_id`, or did when it was ended before it could say so."""
+    try:
+        return Holder.model_validate_json(store.get(holder_key(run_id)))
+    except NotFoundError:
+        return None
+
+
+@contextmanager
+def held(store: Store, run_id: str) -> Iterator[Holder]:
+    """Make this process the one that runs `run_id`, until the block ends.
+
+    Raises:
+        UserError: another process runs it.
+    """
+    mine = this_process()
+    while not _take(store, run_id, mine):
+        pass
+    try:
+        yield mine
+    finally:
+        store.delete([holder_key(run_id)])
+
+
+def _take(store: Store, run_id: str, mine: Holder) -> bool:
+    """Write the holder where none lives. False when another process was faster: look again."""
+    key, data = holder_key(run_id), mine.model_dump_json().encode()
+    try:
+        store.create(key, data)
+        return True
+    except ConflictError:
+        pass
+    try:
+        there, tag = store.get_tagged(key)
+        other = Holder.model_validate_json(there)
+        if other.alive(time.time()):
+            raise UserError(
+                f"already running: {run_id} (process {other.pid} on {other.host}); "
+                f"follow it with `python -m pipelines.runs status {run_id} --follow`"
+            )
+        store.swap(key, data, tag)
+        return True
+    except (NotFoundError, ConflictError):
+        return False
+
+
+def beat(store: Store, run_id: str, holder: Holder) -> None:
+    """Say that the holder is alive."""
+    store.put(holder_key(run_id), holder.model_copy(update={"beat": time.time()}).model_dump_json().encode())
+
+
+def _boot() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _born(pid: int) -> str | None:
+    """Start time of a process that runs, in clock ticks since boot (proc(5), field 22); None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "" if not Path("/proc/self").exists() and _answers(pid) else None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,95 @@
+"""The runs in a store, for those who look at them: find, read, check whether they are alive.
+
+What they hold is written by pipelines/engine/recorder.py.
+"""
+
+import difflib
+import json
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pipelines.engine.events import Phase
+from pipelines.engine.holder import Holder, find_holder
+from pipelines.engine.log_parts import LogReader, log_prefix
+from pipelines.engine.recorder import RunInfo
+from pipelines.run_state import NodeState, RunState
+from steps.lib.errors import UserError
+from steps.lib.store import NotFoundError, Store
+
+M = TypeVar("M", bound=BaseModel)
+TAIL_LINES = 12
+"""How much of a failed step's log is shown at the end of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as the store shows it at one moment."""
+
+    info: RunInfo
+    state: RunState
+    """Its phase is Lost when it has not ended and its engine is gone."""
+    holder: Holder | None
+    """The process that runs it; None when none does."""
+
+
+def run_ids(store: Store) -> list[str]:
+    """Ids of all runs, by name."""
+    return [head.key.rpartition("/")[2] for head in store.list("runs/_index")]
+
+
+def load_run(store: Store, run_id: str) -> Run:
+    """One run.
+
+    Raises:
+        UserError: there is no such run, or its record cannot be read.
+    """
+    info = _read(store, run_id, "run.json", RunInfo)
+    holder = find_holder(store, run_id)  # before the state: a run that ends meanwhile is not taken for lost
+    state = _read(store, run_id, "status.json", RunState)
+    alive = holder is not None and holder.alive(time.time())
+    if state.phase == "Running" and not alive:
+        state.phase, state.message = "Lost", "interrupted: the process that ran it is gone"
+        state.finished = holder.beat if holder else None
+        for node in state.nodes.values():
+            if node.phase == Phase.RUNNING:
+                node.phase, node.message, node.finished = Phase.ERROR, "interrupted", state.finished
+    return Run(info=info, state=state, holder=holder if alive else None)
+
+
+def load_runs(store: Store) -> list[Run]:
+    """All runs that have begun, the newest first."""
+    begun = [run_id for run_id in run_ids(store) if store.head(f"runs/{run_id}/status.json")]
+    return sorted((load_run(store, run_id) for run_id in begun), key=lambda run: run.info.started, reverse=True)
+
+
+def load_document(store: Store, run_id: str) -> dict[str, Any]:
+    """The workflow that a run ran. Raises UserError when there is no such run."""
+    load_run(store, run_id)
+    document: dict[str, Any] = json.loads(store.get(f"runs/{run_id}/workflow.json"))
+    return document
+
+
+def log_tail(store: Store, state: RunState, node: NodeState) -> list[str]:
+    """The last lines that a node's last attempt wrote; none when it wrote nothing."""
+    numbers = state.log_numbers(node)
+    if node.attempt < 0:
+        return []
+    reader = LogReader(store, log_prefix(state.run_id, node.name, numbers[-1]))
+    lines = (line.replace("\t", "    ") for line in reader.lines(last=True) if not line.startswith("progress "))
+    return list(deque(lines, maxlen=TAIL_LINES))
+
+
+def _read(store: Store, run_id: str, name: str, model: type[M]) -> M:
+    key = f"runs/{run_id}/{name}"
+    try:
+        return model.model_validate_json(store.get(key))
+    except NotFoundError as e:
+        close = difflib.get_close_matches(run_id, run_ids(store), n=3, cutoff=0.4)
+        meant = f"the closest are {', '.join(close)}" if close else "`python -m pipelines.runs list` shows all"
+        raise UserError(f"run {run_id!r}: not in {store.uri}; {meant}") from e
+    except ValidationError as e:
+        raise UserError(f"{key}: unreadable: {e.errors()[0]['msg']}; another version of tripod wrote it") from e
