@@ -41,14 +41,15 @@ def run(params: Params, ctx: Context) -> Result:
     Raises:
         UserError: no such docs, partition or tokenizer.
     """
-    from steps.lib.data.docs import file_of, load_docs, read_texts
+    from steps.lib.data.docs import file_of, read_texts
     from steps.lib.data.encode import open_encoder, sample_of
     from steps.lib.data.tokens import ShardWriter, dtype_of, end_documents
     from steps.lib.folder import Manifest, load, publish
 
-    file = file_of(load_docs(ctx.store, params.docs), params.docs, params.partition)
-    tokenizer = load(ctx.store, params.tokenizer, kind="tokenizer").meta
-    tokenizer_json = ctx.store.get(f"{params.tokenizer}/tokenizer.json").decode()
+    file = file_of(load(ctx.store, params.docs, kind="docs"), params.docs, params.partition)
+    tokenizer_folder = load(ctx.store, params.tokenizer, kind="tokenizer")
+    tokenizer = tokenizer_folder.meta
+    tokenizer_json = ctx.store.get(file_of(tokenizer_folder, params.tokenizer, "tokenizer.json").key).decode()
     dtype = dtype_of(tokenizer["vocab_size"])
     writer = ShardWriter(ctx.store, ctx.scratch, file.meta["split"], dtype, params.shard_mib << 20)
     encoder = None

@@ -38,13 +38,15 @@ def run(params: Params, ctx: Context) -> Result:
         UserError: no such docs folder.
     """
     from steps.lib.data.bpe import publish_tokenizer, sample, train
-    from steps.lib.data.docs import load_docs, read_texts
+    from steps.lib.data.docs import read_texts
+    from steps.lib.folder import load
 
-    docs = load_docs(ctx.store, params.docs)
+    docs = load(ctx.store, params.docs, kind="docs")
     files = [file for file in docs.files if file.meta["split"] == "train"]
     batches = (batch for file in files for batch in read_texts(ctx.store, file, ctx.scratch))
     total_bytes = sum(file.meta["text_bytes"] for file in files)
     texts = sample(batches, total_bytes, params.sample_mib << 20)
     prefix, meta = publish_tokenizer(ctx.store, train(texts, params.vocab_size))
-    ctx.say(f"tokenizer: {meta['vocab_size']} entries from {min(params.sample_mib, total_bytes >> 20)} MiB of text")
+    used_bytes = min(params.sample_mib << 20, total_bytes)
+    ctx.say(f"tokenizer: {meta['vocab_size']} entries from at most {used_bytes / (1 << 20):.1f} MiB of text")
     return Result(tokenizer=prefix, vocab_size=meta["vocab_size"])

@@ -26,7 +26,7 @@ from steps.lib.data.pool import map_processes
 from steps.lib.data.runs import Run
 from steps.lib.digest import digest_of
 from steps.lib.errors import UserError
-from steps.lib.folder import File, Manifest, load, publish, put_blob, sha256_file
+from steps.lib.folder import File, Manifest, publish, put_blob, sha256_file
 from steps.lib.store import Store
 
 Split = Literal["train", "heldout"]
@@ -110,13 +110,8 @@ def publish_docs(
     return prefix, publish(store, prefix, kind="docs", files=files, meta=meta)
 
 
-def load_docs(store: Store, prefix: str) -> Manifest:
-    """The manifest of a docs folder. Raises UserError when there is none."""
-    return load(store, prefix, kind="docs")
-
-
 def file_of(manifest: Manifest, prefix: str, name: str) -> File:
-    """The file `name` of a docs folder.
+    """The file `name` of a published folder.
 
     Raises:
         UserError: it has no such file.

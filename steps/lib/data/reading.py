@@ -218,7 +218,7 @@ def _contents(column: Any) -> Iterator[str | Reject]:
     """The documents of a Parquet column."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if column.type in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()):
         for value in column.cast(pa.large_binary()).to_pylist():  # as bytes: Parquet does not hold to UTF-8
             yield _decoded(value) if value is not None else Reject("not_a_string", "null")
     else:
