@@ -63,14 +63,12 @@ class Bulk:
         if start == 0 and length is None:
             with self._errors("read", key):
                 return memoryview(obstore.get(self._backend, key).bytes())
-        if not length or start < 0:
-            size = self._size("read", key)
-            length = size - start if length is None else length
-            if start < 0 or length < 0 or start > size:
-                raise _outside(key, start, max(length, 0), size)
-            if length == 0:
-                return memoryview(b"")
-        return self._range("read", key, start, length)
+        if start >= 0 and length and length > 0:
+            return self._range("read", key, start, length)
+        size = self._size("read", key)
+        length = size - start if length is None else length
+        _check_range(key, start, length, size)
+        return self._range("read", key, start, length) if length else memoryview(b"")
 
     def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
         """See Store.read_ranges."""
@@ -78,8 +76,7 @@ class Bulk:
             return [self.read(key, start, length) for start, length in ranges]
         size = self._size("read_ranges", key)  # obstore panics where merged ranges pass the end
         for start, length in ranges:
-            if start < 0 or length < 0 or start + length > size:
-                raise _outside(key, start, length, size)
+            _check_range(key, start, length, size)
         wanted = [(start, length) for start, length in ranges if length]
         with self._errors("read_ranges", key):
             starts, lengths = [start for start, _ in wanted], [length for _, length in wanted]
@@ -128,9 +125,10 @@ class Bulk:
 
 def _whole(key: str, start: int, length: int, data: memoryview) -> memoryview:
     if len(data) != length:
-        raise _outside(key, start, length, start + len(data))
+        _check_range(key, start, length, start + len(data))
     return data
 
 
-def _outside(key: str, start: int, length: int, size: int) -> TripodError:
-    return TripodError(f"read {key}: {length} bytes from {start} lie outside the object, it has {size}")
+def _check_range(key: str, start: int, length: int, size: int) -> None:
+    if start < 0 or length < 0 or start + length > size:
+        raise TripodError(f"read {key}: {length} bytes from {start} lie outside the object, it has {size}")

@@ -2,7 +2,8 @@
 
     NotFoundError      404 of an object
     ConflictError      304, 409, 412: a condition did not hold (old MinIO answers 304)
-    TemporaryError     5xx, 429, throttling, time-outs, no connection: the caller tries again
+    TemporaryError     5xx, 429, throttling, time-outs, no connection, bytes that differ from their
+                       checksum: the caller tries again
     CredentialsError   expired or wrong: the caller looks for renewed ones, then it is the user's
     UserError          no bucket, no permission, certificate, clock, a feature the server lacks
 
@@ -17,6 +18,7 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     CredentialRetrievalError,
+    FlexibleChecksumError,
     HTTPClientError,
     IncompleteReadError,
     NoCredentialsError,
@@ -78,7 +80,7 @@ def from_boto(operation: str, key: str, where: str, error: ClientError | BotoCor
         return _certificate(what)
     if isinstance(error, NoCredentialsError | PartialCredentialsError | CredentialRetrievalError | TokenRetrievalError):
         return no_credentials(what)
-    if isinstance(error, HTTPClientError | ProxyConnectionError | IncompleteReadError):
+    if isinstance(error, HTTPClientError | ProxyConnectionError | IncompleteReadError | FlexibleChecksumError):
         return TemporaryError(f"{what}: {name}")
     return UserError(f"{what}: {_one_line(str(error))}")
 

@@ -166,7 +166,7 @@ class FileStore(Store):
         fd = _open_new(temp)
         try:
             with os.fdopen(fd, "wb") as f:
-                f.write(data)
+                f.write(bytes(data))  # control objects are small
                 f.flush()
                 # Some file systems stamp by a clock that ticks every few ms, within which an inode
                 # number can come back: two versions would share a tag.
