@@ -1,6 +1,6 @@
 """The pipeline from raw text to a served model.
 
-    ingest >> tokenizer >> tokenize >> publish-dataset >> train >> [evaluate, export] >> register >> deploy
+ingest >> tokenizer >> tokenize >> publish-dataset >> train >> [evaluate, export] >> register >> deploy
 """
 
 from hera.workflows import Workflow
@@ -24,20 +24,49 @@ def pipeline(model: Loaded[Recipe], site: Loaded[Site], run_id: str) -> Pipeline
     env = site.value.step_env(store_uri(site.value))
     with Pipeline(name=model.name, run_id=run_id, site=site.value, env=env, labels={}) as pipe:
         docs = pipe.task(ingest, **{f: getattr(recipe.data, f) for f in ingest.Params.model_fields})
-        words = pipe.task(tokenizer, docs=docs.docs, vocab_size=recipe.tokenizer.vocab_size, sample_mib=recipe.tokenizer.sample_mib)
-        tokens = pipe.task(tokenize, fan_out="partition", docs=docs.docs, tokenizer=words.tokenizer, partition=docs.partitions)
-        data = pipe.task(publish_dataset, name=dns_name(recipe.data.name or model.name), docs=docs.docs, tokenizer=words.tokenizer, tokens=tokens.tokens)
+        words = pipe.task(
+            tokenizer, docs=docs.docs, vocab_size=recipe.tokenizer.vocab_size, sample_mib=recipe.tokenizer.sample_mib
+        )
+        tokens = pipe.task(
+            tokenize, fan_out="partition", docs=docs.docs, tokenizer=words.tokenizer, partition=docs.partitions
+        )
+        data = pipe.task(
+            publish_dataset,
+            name=dns_name(recipe.data.name or model.name),
+            docs=docs.docs,
+            tokenizer=words.tokenizer,
+            tokens=tokens.tokens,
+        )
         trained = pipe.task(train, dataset=data.dataset, model=recipe.model, train=recipe.train)
-        quality = pipe.task(evaluate, checkpoint=trained.checkpoint, dataset=data.dataset, gate=recipe.evaluate.gate, max_tokens=recipe.evaluate.max_tokens)
+        quality = pipe.task(
+            evaluate,
+            checkpoint=trained.checkpoint,
+            dataset=data.dataset,
+            gate=recipe.evaluate.gate,
+            max_tokens=recipe.evaluate.max_tokens,
+        )
         exported = pipe.task(export, checkpoint=trained.checkpoint, dataset=data.dataset, name=name)
         registered = pipe.task(
-            register, name=name, model=exported.model, checkpoint=trained.checkpoint, dataset=data.dataset, docs=docs.docs,
-            report=quality.report, loss=quality.loss, bits_per_byte=quality.bits_per_byte,
+            register,
+            name=name,
+            model=exported.model,
+            checkpoint=trained.checkpoint,
+            dataset=data.dataset,
+            docs=docs.docs,
+            report=quality.report,
+            loss=quality.loss,
+            bits_per_byte=quality.bits_per_byte,
         )
         serving = recipe.serving
         served = pipe.task(
-            deploy, model=registered.model, name=serving.name or model.name, keep=serving.keep, port=serving.port,
-            max_model_len=serving.max_model_len, prompt=serving.prompt, max_tokens=serving.max_tokens,
+            deploy,
+            model=registered.model,
+            name=serving.name or model.name,
+            keep=serving.keep,
+            port=serving.port,
+            max_model_len=serving.max_model_len,
+            prompt=serving.prompt,
+            max_tokens=serving.max_tokens,
         )
         docs >> words >> tokens >> data >> trained >> [quality, exported] >> registered >> served
         if site.value.run.notify:

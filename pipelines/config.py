@@ -38,11 +38,19 @@ def _show(args: argparse.Namespace) -> int:
     else:
         site = load_site(args.site, args.set)
         loaded = [site]
-    values = {path: (value, part.origin(path)) for part in loaded for path, value in _leaves(part.value.model_dump(mode="json"))}
+    values = {
+        path: (value, part.origin(path))
+        for part in loaded
+        for path, value in _leaves(part.value.model_dump(mode="json"))
+    }
     if not site.value.store.uri:
         values["store.uri"] = (store_uri(site.value), "$TRIPOD_STORE" if "TRIPOD_STORE" in os.environ else "default")
     if args.json:
-        print(json.dumps({path: {"value": v, "origin": o} if args.origin else v for path, (v, o) in values.items()}, indent=1))
+        print(
+            json.dumps(
+                {path: {"value": v, "origin": o} if args.origin else v for path, (v, o) in values.items()}, indent=1
+            )
+        )
         return 0
     width = max(len(f"{path} = {json.dumps(value)}") for path, (value, _) in values.items())
     for path, (value, origin) in values.items():

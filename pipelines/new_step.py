@@ -70,7 +70,9 @@ def create(name: str, root: Path) -> int:
     from steps.lib.errors import UserError
 
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,29}", name):
-        raise UserError(f"NAME: got {name!r}, allowed are a-z, 0-9 and _, starting with a letter, up to 30; as in make step NAME=word_count")
+        raise UserError(
+            f"NAME: got {name!r}, allowed are a-z, 0-9 and _, starting with a letter, up to 30; as in make step NAME=word_count"
+        )
     files = {root / "steps" / f"{name}.py": _STEP, root / "tests" / "steps" / f"test_{name}.py": _TEST}
     taken = [path for path in files if path.exists()]
     if name in step_names() or taken:

@@ -59,12 +59,25 @@ def make_plan(pipe: Pipeline, recipe: Recipe, run_id: str, store: Store | None, 
     env = {**pipe.env, "TRIPOD_RUN_ID": run_id}
     training = [training_line(recipe, pipe.site), *memory_lines(recipe, pipe.site)]
     if store is None:
-        steps = [PlannedStep(name=name, verdict="unknown", why="a dry run does not contact this store") for name in pipe.tasks]
+        steps = [
+            PlannedStep(name=name, verdict="unknown", why="a dry run does not contact this store")
+            for name in pipe.tasks
+        ]
     else:
         looker = _Looker(store, env, full=pipe.site.cache.verify == "full")
         steps = [looker.look(task) for task in pipe.tasks.values()]
         training += looker.notes
     return Plan(run_id=run_id, store_uri=store_uri, steps=tuple(steps), training=tuple(training))
+
+
+def check_libraries(pipe: Pipeline) -> None:
+    """Every library that a step declares is installed: better said now than after an hour of data.
+
+    Raises:
+        UserError: one is not.
+    """
+    for task in pipe.tasks.values():
+        records.library_versions(task.module.step)
 
 
 def training_line(recipe: Recipe, site: Site) -> str:
@@ -96,7 +109,9 @@ def memory_lines(recipe: Recipe, site: Site) -> list[str]:
                 f"micro_batch {recipe.train.micro_batch} = {per_pass}; change one of them"
             )
         if ranks % recipe.train.replicate:
-            raise UserError(f"scale.nodes {nodes}: {ranks} ranks do not divide by train.replicate {recipe.train.replicate}")
+            raise UserError(
+                f"scale.nodes {nodes}: {ranks} ranks do not divide by train.replicate {recipe.train.replicate}"
+            )
         need = memory_per_device(recipe.model, recipe.train, ranks=ranks)
         if site.gang.device_memory_gib:
             lines.append(f"memory {need.total_gib:.1f} of {site.gang.device_memory_gib:.0f} GiB a device on {ranks}")
@@ -181,4 +196,11 @@ def _human(count: int) -> str:
 
 def to_json(plan: Plan) -> str:
     """The plan as one JSON object."""
-    return json.dumps({"run": plan.run_id, "store": plan.store_uri, "training": plan.training, "steps": [step.__dict__ for step in plan.steps]})
+    return json.dumps(
+        {
+            "run": plan.run_id,
+            "store": plan.store_uri,
+            "training": plan.training,
+            "steps": [step.__dict__ for step in plan.steps],
+        }
+    )

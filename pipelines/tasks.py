@@ -7,7 +7,7 @@ diagram (`a >> b`); `Pipeline.inferred` and `Pipeline.drawn` let a test hold the
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field as dataclass_field
 from types import ModuleType, TracebackType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -64,7 +64,7 @@ class Task:
     """The Params field that takes one item each of a list-valued Ref."""
     hera: HeraTask
     pipeline: "Pipeline"
-    needs: dict[str, "Task"] = field(default_factory=dict)
+    needs: dict[str, "Task"] = dataclass_field(default_factory=dict)
     """Tasks whose results this one takes, by name."""
 
     def __getattr__(self, name: str) -> Ref:
@@ -74,7 +74,9 @@ class Task:
         kind = _plain_type(self.module.Result, name)
         if self.fan_out:
             if kind is not str:
-                raise UserError(f"task {self.name} fans out, so {name!r} must be a string to be collected, it is {kind}")
+                raise UserError(
+                    f"task {self.name} fans out, so {name!r} must be a string to be collected, it is {kind}"
+                )
             kind = tuple[str, ...]
         return Ref(task=self, field=name, type=kind)
 
@@ -116,7 +118,9 @@ class Pipeline:
         self._dag = DAG(name="main")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.workflow.__exit__(kind, error, trace)
 
     @property
@@ -143,7 +147,9 @@ class Pipeline:
         name = step_name.replace("_", "-")
         given = {field: inputs[field] for field in module.Params.model_fields if field in inputs}
         if unknown := inputs.keys() - given.keys():
-            raise UserError(f"task {name}: unknown input {sorted(unknown)[0]!r}, allowed are {', '.join(module.Params.model_fields)}")
+            raise UserError(
+                f"task {name}: unknown input {sorted(unknown)[0]!r}, allowed are {', '.join(module.Params.model_fields)}"
+            )
         items = given.get(fan_out) if fan_out else None
         _check_inputs(name, module.Params, given, fan_out)
         arguments = {field: _argument(name, field, value, fan_out) for field, value in given.items()}
@@ -180,10 +186,13 @@ class Pipeline:
                 args=[f"--{field}={{{{inputs.parameters.{field}}}}}" for field in fields],
                 inputs=[Parameter(name=field) for field in fields],
                 outputs=[
-                    Parameter(name=field, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{field}")) for field in result.model_fields
+                    Parameter(name=field, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{field}"))
+                    for field in result.model_fields
                 ],
                 env=[Env(name=name, value=value) for name, value in self._step_env().items()],
-                retry_strategy=RetryStrategy.model_validate(retry_strategy(self.site.run.retries, self.site.run.backoff_s)),
+                retry_strategy=RetryStrategy.model_validate(
+                    retry_strategy(self.site.run.retries, self.site.run.backoff_s)
+                ),
                 active_deadline_seconds=int(step.timeout.total_seconds()),
             )
         return self._templates[step_name]
@@ -225,7 +234,9 @@ def _argument(name: str, field: str, value: Any, fan_out: str) -> str:
     else:
         text = json.dumps(TypeAdapter(Any).dump_python(value, mode="json"), separators=(",", ":"), ensure_ascii=False)
     if "{{" in text:
-        raise UserError(f"task {name}: input {field!r} holds '{{{{', which Argo would take for a reference; write it otherwise")
+        raise UserError(
+            f"task {name}: input {field!r} holds '{{{{', which Argo would take for a reference; write it otherwise"
+        )
     if len(text.encode()) > MAX_VALUE_BYTES:
         raise UserError(
             f"task {name}: input {field!r} has {len(text.encode())} bytes, allowed are {MAX_VALUE_BYTES}; put it into the store and pass its key"

@@ -1,6 +1,6 @@
 """`python -m pipelines.train --model NAME`: from raw text to a served model.
 
-    settings -> plan -> workflow (YAML) -> engine -> summary
+settings -> plan -> workflow (YAML) -> engine -> summary
 """
 
 import argparse
@@ -23,11 +23,21 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m pipelines.train", description="Train, evaluate, register and serve a model from raw text."
     )
-    top.add_argument("--model", required=True, metavar="NAME|FILE", help="recipe: a name in config/models, or a file NAME.toml")
-    top.add_argument("--site", default="", metavar="NAME|FILE", help="where it runs (default: $TRIPOD_SITE, else local)")
+    top.add_argument(
+        "--model", required=True, metavar="NAME|FILE", help="recipe: a name in config/models, or a file NAME.toml"
+    )
+    top.add_argument(
+        "--site", default="", metavar="NAME|FILE", help="where it runs (default: $TRIPOD_SITE, else local)"
+    )
     top.add_argument("--run-id", default="", help="a name for this run (default: recipe, time and four digits)")
-    top.add_argument("--set", action="append", default=[], metavar="path=value", help="override a setting; JSON, else a string")
-    top.add_argument("--dry-run", action="store_true", help="print the plan to stderr and the workflow's YAML to stdout; start nothing")
+    top.add_argument(
+        "--set", action="append", default=[], metavar="path=value", help="override a setting; JSON, else a string"
+    )
+    top.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the plan to stderr and the workflow's YAML to stdout; start nothing",
+    )
     top.add_argument("-v", "--verbose", action="store_true", help="show what the steps print")
     top.add_argument("--json", action="store_true", help="print events as JSON lines on stdout")
     return top
@@ -42,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(args: argparse.Namespace) -> int:
     from pipelines.build import pipeline
     from pipelines.names import check_run_id, new_run_id
-    from pipelines.plan import make_plan
+    from pipelines.plan import check_libraries, make_plan
     from pipelines.settings.load import load, store_uri
     from steps.lib.errors import Exit, UserError
     from steps.lib.store import open_store
@@ -56,6 +66,8 @@ def _train(args: argparse.Namespace) -> int:
             f"site {site.name}: engine is {site.value.engine!r}, this version runs workflows with 'local' only; "
             "--dry-run prints the workflow for Argo"
         )
+    if not args.dry_run:
+        check_libraries(pipe)
     contacted = not args.dry_run or uri.startswith("file://")
     plan = make_plan(pipe, model.value, run_id, open_store(uri) if contacted else None, uri)
     if not args.json or args.dry_run:

@@ -6,7 +6,7 @@ import sys
 # pydantic looks through every installed distribution for plugins, 50 ms in an environment of this size
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
-from steps.runner import main  # noqa: E402 - the line above must come first
+from steps.runner import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from steps.contract import StoreMark, Params, Result, Step
+from steps.contract import Params, Result, Step, StoreMark
 from steps.lib import folder
 from steps.lib.digest import digest_of, sha256_hex
 from steps.lib.errors import UserError
@@ -67,7 +67,7 @@ def key_parts(module: ModuleType, params: Params, fingerprint: str = "") -> KeyP
     return KeyParts(
         step=module.__name__.removeprefix("steps."),
         source=source_digest(module),
-        libraries={name: _version(name) for name in step.libraries},
+        libraries=library_versions(step),
         params=params.model_dump(mode="json"),
         fingerprint=fingerprint,
     )
@@ -187,6 +187,15 @@ def _changed(prefix: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 40 else text[:18] + "..." + text[-18:]
+
+
+def library_versions(step: Step) -> dict[str, str]:
+    """Installed versions of the libraries that `step` declares.
+
+    Raises:
+        UserError: one is not installed here.
+    """
+    return {name: _version(name) for name in step.libraries}
 
 
 def _version(distribution: str) -> str:

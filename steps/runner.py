@@ -62,7 +62,7 @@ def guard(call: Callable[[], int]) -> int:
         return _fail("cancelled", Exit.CANCELLED)
     except Terminated:
         return _fail("ended by SIGTERM", 128 + signal.SIGTERM)
-    except Exception:  # the boundary
+    except Exception:  # noqa: BLE001 - the boundary: what nobody expected is our bug, and said so
         return _bug()
 
 
@@ -153,7 +153,16 @@ def first_problem(error: ValidationError) -> str:
     return f"{where}: {problem['msg']}{got}"
 
 
-_OS_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+_OS_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+}
 
 
 def describe_os_error(error: OSError) -> tuple[str, int]:

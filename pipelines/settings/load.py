@@ -1,8 +1,8 @@
 """Find, read, override and check settings. Everything wrong is one line with file, key and what is allowed.
 
-    NAME      the first of ./config, $TRIPOD_CONFIG, the installed copy that has <kind>/NAME.toml
-    FILE      anything that ends in .toml
-    --set     path=value on top, JSON or else a string; paths of recipe and site are disjoint
+NAME      the first of ./config, $TRIPOD_CONFIG, the installed copy that has <kind>/NAME.toml
+FILE      anything that ends in .toml
+--set     path=value on top, JSON or else a string; paths of recipe and site are disjoint
 """
 
 import difflib
@@ -60,7 +60,9 @@ def load(model: str, site: str = "", sets: Sequence[str] = ()) -> tuple[Loaded[R
         known = list(Recipe.model_fields) + list(Site.model_fields)
         section = path.split(".")[0]
         if section not in known:
-            raise UserError(f"--set {path}: unknown section {section!r}{_meant(section, known)}; allowed are {', '.join(known)}")
+            raise UserError(
+                f"--set {path}: unknown section {section!r}{_meant(section, known)}; allowed are {', '.join(known)}"
+            )
         (ours if section in Recipe.model_fields else theirs)[path] = value
     return _load("models", model, Recipe, ours), _load("sites", site_name(site), Site, theirs)
 

@@ -78,8 +78,12 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _sizes_fit(self) -> "Recipe":
         _at_most("tokenizer.vocab_size", self.tokenizer.vocab_size, "model.vocab_size", self.model.vocab_size)
-        _at_most("serving.max_model_len", self.serving.max_model_len, "model.sequence_length", self.model.sequence_length)
-        _at_most("train.min_learning_rate", self.train.min_learning_rate, "train.learning_rate", self.train.learning_rate)
+        _at_most(
+            "serving.max_model_len", self.serving.max_model_len, "model.sequence_length", self.model.sequence_length
+        )
+        _at_most(
+            "train.min_learning_rate", self.train.min_learning_rate, "train.learning_rate", self.train.learning_rate
+        )
         if self.train.global_batch % self.train.micro_batch:
             raise ValueError(
                 f"train.global_batch {self.train.global_batch} must be a multiple of train.micro_batch {self.train.micro_batch}"

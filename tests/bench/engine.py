@@ -54,9 +54,7 @@ def _round() -> float:
 
 
 def _chain() -> dict[str, Any]:
-    tasks = [
-        {"name": f"t{i}", "template": "step", **({"depends": f"t{i - 1}"} if i else {})} for i in range(NUM_STEPS)
-    ]
+    tasks = [{"name": f"t{i}", "template": "step", **({"depends": f"t{i - 1}"} if i else {})} for i in range(NUM_STEPS)]
     step = {
         "name": "step",
         "outputs": {"parameters": [{"name": "own_s", "valueFrom": {"path": "/tmp/tripod/outputs/own_s"}}]},

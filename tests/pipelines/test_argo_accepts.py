@@ -31,7 +31,9 @@ def test_full_crd_schema(text):
     jsonschema.validate(yaml.safe_load(text), _schema())
 
 
-@pytest.mark.parametrize("path", ["spec", "spec.templates.0", "spec.templates.1.container", "spec.templates.0.dag.tasks.0"])
+@pytest.mark.parametrize(
+    "path", ["spec", "spec.templates.0", "spec.templates.1.container", "spec.templates.0.dag.tasks.0"]
+)
 def test_a_misspelt_field_fails(text, path):
     tree = yaml.safe_load(text)
     place = tree

@@ -61,7 +61,10 @@ def _pipe() -> Pipeline:
 
 
 def test_an_unknown_input_is_named():
-    with _pipe() as pipe, pytest.raises(UserError, match="task ingest: unknown input 'sauce', allowed are source, include"):
+    with (
+        _pipe() as pipe,
+        pytest.raises(UserError, match="task ingest: unknown input 'sauce', allowed are source, include"),
+    ):
         pipe.task(ingest, source="/x", sauce=1)
 
 
@@ -71,14 +74,19 @@ def test_a_missing_input_is_named():
 
 
 def test_a_wrong_literal_is_refused():
-    with _pipe() as pipe, pytest.raises(UserError, match=r"task ingest: input 'holdout_fraction': .*less than 1, got 2"):
+    with (
+        _pipe() as pipe,
+        pytest.raises(UserError, match=r"task ingest: input 'holdout_fraction': .*less than 1, got 2"),
+    ):
         pipe.task(ingest, source="/x", holdout_fraction=2)
 
 
 def test_a_reference_of_another_type_is_refused():
     with _pipe() as pipe:
         docs = pipe.task(ingest, source="/x")
-        with pytest.raises(UserError, match="input 'vocab_size' takes <class 'int'>, got <class 'str'> from ingest.docs"):
+        with pytest.raises(
+            UserError, match=r"input 'vocab_size' takes <class 'int'>, got <class 'str'> from ingest\.docs"
+        ):
             pipe.task(tokenizer, docs=docs.docs, vocab_size=docs.docs)
 
 

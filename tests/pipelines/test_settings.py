@@ -21,7 +21,9 @@ def test_shipped_settings_are_valid():
 
 
 def test_set_is_json_or_else_a_string():
-    model, site = load("tiny", "local", ["train.steps=7", "serving.keep=true", "data.source=/my text", "cache.verify=full"])
+    model, site = load(
+        "tiny", "local", ["train.steps=7", "serving.keep=true", "data.source=/my text", "cache.verify=full"]
+    )
     assert (model.value.train.steps, model.value.serving.keep, model.value.data.source) == (7, True, "/my text")
     assert site.value.cache.verify == "full"
 
@@ -45,7 +47,10 @@ def test_origin():
         (["model.num_heads=3"], "hidden_size 128 must be a multiple of num_heads 3"),
         (["tokenizer.vocab_size=2048"], "tokenizer.vocab_size is 2048, allowed is at most model.vocab_size, 1024"),
         (["train.micro_batch=5"], "train.global_batch 16 must be a multiple of train.micro_batch 5"),
-        (["serving.max_model_len=131072"], "serving.max_model_len is 131072, allowed is at most model.sequence_length, 128"),
+        (
+            ["serving.max_model_len=131072"],
+            "serving.max_model_len is 131072, allowed is at most model.sequence_length, 128",
+        ),
         (["gang.backend=nccl"], "gang.backend is nccl with gang.device cpu"),
         (["train.steps.x=1"], "steps is a value, not a section"),
     ],
@@ -55,7 +60,9 @@ def test_a_wrong_set_is_named(sets, expected):
 
 
 def test_unknown_names_get_a_proposal():
-    assert problem("tinny").startswith("--model: got 'tinny' (did you mean 'tiny'?); allowed are llama3-8b, tiny and a file")
+    assert problem("tinny").startswith(
+        "--model: got 'tinny' (did you mean 'tiny'?); allowed are llama3-8b, tiny and a file"
+    )
     assert problem("tiny", "locl").startswith("--site: got 'locl' (did you mean 'local'?)")
     assert "no/such.toml: no such file" in problem("no/such.toml")
 
