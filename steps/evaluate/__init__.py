@@ -1,11 +1,28 @@
-"""A checkpoint -> its held-out loss and completions, judged by a gate."""
+"""A checkpoint -> its held-out loss and completions, judged by a gate.
 
+    __init__.py   the contract, and run: measure, report, judge
+    score.py      loss, bytes and completions of the model
+    bigram.py     the smoothed bigram model that it must beat
+    gate.py       the comparisons, in which NaN, infinity and a missing number fail
+
+bits_per_byte = loss x judged tokens / ln 2 / UTF-8 bytes that those tokens spell.
+"""
+
+import math
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from steps.contract import BlobRef, Context, Params as BaseParams, Result as BaseResult, Step
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from steps.lib.checkpoint import CheckpointMeta
+    from steps.lib.folder import Manifest
 
 
 class Gate(BaseModel):
@@ -52,7 +69,9 @@ class Result(BaseResult):
 step = Step(image="train", timeout=timedelta(hours=2), cpus=2, memory_gib=4, libraries=("torch", "transformers"))
 
 EXAMPLE = Params(
-    checkpoint="checkpoints/example/step-4", dataset="datasets/example/v1", gate=Gate(max_loss=100.0, prompts=("def ",), max_new_tokens=4)
+    checkpoint="checkpoints/example/step-4",
+    dataset="datasets/example/v1",
+    gate=Gate(max_loss=100.0, prompts=("def ",), max_new_tokens=4),
 )
 
 
@@ -60,6 +79,117 @@ def run(params: Params, ctx: Context) -> Result:
     """Evaluate on the held-out split.
 
     Raises:
+        UserError: checkpoint and dataset do not fit together, or nothing is held out.
         RejectedError: the gate said no; the message has each number and its limit, and where the report is.
     """
-    raise NotImplementedError
+    import torch
+
+    from steps.evaluate import gate, score
+    from steps.lib import checkpoint, folder, hf, llama
+    from steps.lib.errors import RejectedError
+
+    meta = checkpoint.read_meta(ctx.store, params.checkpoint)
+    dataset = folder.load(ctx.store, params.dataset, "dataset")
+    _check(meta, dataset, params)
+    folder.download(ctx.store, dataset.meta["tokenizer"], ctx.scratch / "tokenizer", "tokenizer")
+    tokenizer = hf.load_tokenizer(ctx.scratch / "tokenizer")
+    with torch.device(score.device_of(ctx.env)):
+        model = llama.build(meta.model, eos_id=meta.eos_id)
+    model.train(False)
+    model.load_state_dict(checkpoint.load_model_state(ctx.store, params.checkpoint), strict=True)
+
+    tokens = _held_out(params, ctx)
+    loss = score.loss(model, tokens, meta.model.sequence_length)
+    num_bytes = score.text_bytes(tokenizer, tokens[1:])
+    ctx.say(f"held-out loss {loss:.4f} nats a token over {len(tokens) - 1} tokens")
+    numbers: dict[str, Any] = {
+        "loss": loss,
+        "bits_per_byte": loss * (len(tokens) - 1) / math.log(2) / num_bytes if num_bytes else math.inf,
+        "baseline_loss": 0.0,
+        "num_tokens": len(tokens) - 1,
+        "num_bytes": num_bytes,
+    }
+    if params.gate.beats == "bigram":
+        numbers |= _baseline(tokens, params, ctx, meta.model.vocab_size)
+        ctx.say(f"bigram model {numbers['baseline_loss']:.4f} nats a token")
+    how = {"max_new_tokens": params.gate.max_new_tokens, "eos_id": meta.eos_id}
+    completions = [score.complete(model, tokenizer, prompt, **how) for prompt in params.gate.prompts]
+
+    failed = gate.judge(params.gate, numbers, completions)
+    report = _report(params, ctx, numbers, completions, failed)
+    if failed:
+        raise RejectedError(f"gate: {'; '.join(failed)}; report {report}")
+    return Result(
+        loss=loss, bits_per_byte=numbers["bits_per_byte"], baseline_loss=numbers["baseline_loss"], report=report
+    )
+
+
+def _check(meta: "CheckpointMeta", dataset: "Manifest", params: Params) -> None:
+    from steps.lib.errors import UserError
+
+    if dataset.meta["vocab_size"] > meta.model.vocab_size:
+        raise UserError(
+            f"{params.dataset}: max id {dataset.meta['vocab_size'] - 1}, the model of {params.checkpoint} has "
+            f"{meta.model.vocab_size} rows; evaluate on a dataset of the model's own tokenizer"
+        )
+    if dataset.meta["eos_id"] != meta.eos_id:
+        raise UserError(
+            f"{params.dataset}: documents end with id {dataset.meta['eos_id']}, {params.checkpoint} was trained with "
+            f"{meta.eos_id}; evaluate on a dataset of the model's own tokenizer"
+        )
+
+
+def _held_out(params: Params, ctx: Context) -> "NDArray[np.integer]":
+    """[n] The tokens to judge and the one before them."""
+    import numpy as np
+
+    from steps.lib.errors import UserError
+
+    pieces, room = [], params.max_tokens + 1
+    for piece in _stream(params, ctx, "heldout"):
+        pieces.append(piece[:room])
+        room -= len(pieces[-1])
+        if room == 0:
+            break
+    tokens = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+    if len(tokens) < 2:
+        raise UserError(f"{params.dataset}: {len(tokens)} tokens held out; ingest with a larger data.holdout_fraction")
+    return tokens
+
+
+def _stream(params: Params, ctx: Context, split: str) -> "Iterator[NDArray[np.integer]]":
+    """The tokens of a split in order, in arrays of bounded length."""
+    from steps.lib.loader import Loader
+
+    return Loader(ctx.store, params.dataset, sequence_length=1, seed=0, window_mib=1, split=split).stream()
+
+
+def _baseline(tokens: "NDArray[np.integer]", params: Params, ctx: Context, vocab_size: int) -> dict[str, Any]:
+    from steps.evaluate import bigram
+
+    counts = bigram.count(_stream(params, ctx, "train"), tokens[:-1], tokens[1:], vocab_size)
+    loss, strength = bigram.best_loss(counts)
+    return {"baseline_loss": loss, "baseline_strength": strength, "baseline_tokens": counts.num_tokens}
+
+
+def _report(params: Params, ctx: Context, numbers: dict[str, Any], completions: list[str], failed: list[str]) -> str:
+    """Put the report into the store, passed or not. Returns its key."""
+    import json
+
+    from steps.evaluate.gate import is_finite, passes
+    from steps.lib.folder import put_blob
+
+    pairs = zip(params.gate.prompts, completions, strict=True)
+    report = {
+        "checkpoint": params.checkpoint,
+        "dataset": params.dataset,
+        "passed": not failed,
+        "failed": failed,
+        "numbers": {name: value if is_finite(value) else repr(value) for name, value in numbers.items()},
+        "gate": params.gate.model_dump(mode="json"),
+        "completions": [
+            {"prompt": prompt, "completion": text, "passes": passes(text, params.gate.expect_any)}
+            for prompt, text in pairs
+        ],
+    }
+    return put_blob(ctx.store, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False).encode()).key

@@ -1,0 +1,89 @@
+"""What users of a served model speak: the OpenAI completions API, by the standard library alone."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+
+from steps.lib.errors import RejectedError, TemporaryError
+
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One answer."""
+
+    text: str
+    finish_reason: str
+    """stop: the model ended by itself; length: it ran into max_tokens."""
+    num_tokens: int
+
+
+class Client:
+    """A client of one endpoint.
+
+    Args:
+        base: http://host:port, without /v1.
+    """
+
+    def __init__(self, base: str):
+        self.base = base
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a proxy
+
+    def healthy(self) -> bool:
+        """Whether GET /health says 200 within a second."""
+        try:
+            with self._opener.open(f"{self.base}/health", timeout=1.0):
+                return True
+        except (OSError, HTTPException):
+            return False
+
+    def models(self) -> list[str]:
+        """The names that the endpoint serves."""
+        return [model["id"] for model in self._call("/v1/models")["data"]]
+
+    def complete(self, model: str, prompt: str, *, max_tokens: int, only_token: int | None = None) -> Completion:
+        """Greedy completion of `prompt`.
+
+        Args:
+            only_token: the only id that may be sampled.
+
+        Raises:
+            RejectedError: the endpoint refused the request.
+            TemporaryError: it did not answer.
+        """
+        body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        if only_token is not None:
+            body["allowed_token_ids"] = [only_token]  # vLLM's own field
+        return _first(self._call("/v1/completions", body), lambda choice: choice["text"])
+
+    def chat(self, model: str, message: str, *, max_tokens: int) -> Completion:
+        """Greedy answer to one user message. Raises as `complete`."""
+        messages = [{"role": "user", "content": message}]
+        body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+        return _first(self._call("/v1/chat/completions", body), lambda choice: choice["message"]["content"] or "")
+
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base + path, data=data, headers={"content-type": "application/json"})
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as e:
+            said = e.read(500).decode(errors="replace")
+            raise RejectedError(f"{self.base}{path}: answered {e.code}: {said}") from e
+        except (OSError, HTTPException) as e:
+            raise TemporaryError(f"{self.base}{path}: no answer: {e}") from e
+        except ValueError as e:
+            raise RejectedError(f"{self.base}{path}: the answer is not JSON") from e
+
+
+def _first(answer: Any, text: Callable[[Any], str]) -> Completion:
+    choice = answer["choices"][0]
+    return Completion(
+        text=text(choice), finish_reason=choice["finish_reason"], num_tokens=answer["usage"]["completion_tokens"]
+    )

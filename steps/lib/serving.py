@@ -1,0 +1,186 @@
+"""Servers on this machine that stayed after the step that started them.
+
+    $TRIPOD_STATE/serving/<store>/<name>.json     what serves under a name, the newest first
+    $TRIPOD_STATE/serving/<store>/<name>.lock     flock(2): one deployment of a name at a time
+    $TRIPOD_STATE/serving/<store>/<name>/<n>/     the model's files and the server's log
+
+TRIPOD_STATE is by default $XDG_STATE_HOME/tripod, else ~/.local/state/tripod. `<store>` is a digest
+of the store's URI: two stores may serve the same name. A process is known by its pid and when it
+started. The first of a file that is alive is what serves; `settle` ends the others and removes what
+dead ones left. So a swap can be cut at any point: write the new one before the old, let it stay, settle.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from steps.lib.digest import sha256_hex
+from steps.lib.errors import TemporaryError
+from steps.lib.wait import wait
+
+_STOP_S = 30.0
+
+
+class Endpoint(BaseModel):
+    """One server that stays."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """What users put into a request."""
+    model: str
+    """The model folder in the store."""
+    digest: str
+    """Of the model."""
+    port: int
+    pid: int
+    """Of the guard: SIGTERM to it ends the server."""
+    started: str
+    """When the process with that pid started, as `process_started` tells it."""
+    since: float
+    """Seconds since the epoch."""
+    settings: dict[str, Any]
+    """What the server was started with; another value needs another server."""
+    folder: str
+    """Its files on this machine."""
+
+    @property
+    def url(self) -> str:
+        """The base of the API."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def log(self) -> Path:
+        """What the server has printed."""
+        return Path(self.folder) / "server.log"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that was started is still there."""
+        return process_started(self.pid) == self.started
+
+
+_ENDPOINTS = TypeAdapter(list[Endpoint])
+
+
+class Serving:
+    """The servers of one store on this machine."""
+
+    def __init__(self, env: Mapping[str, str], store_uri: str):
+        state = env.get("TRIPOD_STATE") or os.path.join(env.get("XDG_STATE_HOME") or "~/.local/state", "tripod")
+        self._root = Path(state).expanduser().absolute() / "serving" / sha256_hex(store_uri.encode())[:16]
+
+    def find(self, name: str) -> Endpoint | None:
+        """What serves under `name`."""
+        return next((endpoint for endpoint in self._read(self._path(name)) if endpoint.alive), None)
+
+    def all(self) -> list[Endpoint]:
+        """Everything that serves, by name."""
+        alive = [[e for e in self._read(path) if e.alive] for path in self._root.glob("*.json")]
+        return sorted((endpoints[0] for endpoints in alive if endpoints), key=lambda e: e.name)
+
+    def keep(self, endpoint: Endpoint) -> None:
+        """Make `endpoint` what serves under its name. The caller holds the lock."""
+        path = self._path(endpoint.name)
+        self._write(path, [endpoint, *self._read(path)])
+
+    def settle(self, name: str) -> Endpoint | None:
+        """End all but the one that serves, and clean up. The caller holds the lock.
+
+        Raises:
+            TemporaryError: a server does not end.
+        """
+        path = self._path(name)
+        serves = self.find(name)
+        for endpoint in self._read(path):
+            if endpoint != serves:
+                stop(endpoint)
+        for folder in path.with_suffix("").glob("*"):
+            if not serves or folder != Path(serves.folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        if serves:
+            self._write(path, [serves])
+        else:
+            path.unlink(missing_ok=True)
+        return serves
+
+    def new_folder(self, name: str) -> Path:
+        """A fresh folder for the files of one server of `name`."""
+        parent = self._path(name).with_suffix("")
+        parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=parent, prefix=""))
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold the name against other deployments on this machine.
+
+        Raises:
+            TemporaryError: another one holds it.
+        """
+        path = self._path(name).with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                raise TemporaryError(f"{name}: another deployment of this name is at work on this machine") from e
+            yield
+
+    def _path(self, name: str) -> Path:
+        plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40]
+        return self._root / f"{plain}-{sha256_hex(name.encode())[:8]}.json"
+
+    @staticmethod
+    def _read(path: Path) -> list[Endpoint]:
+        try:
+            return _ENDPOINTS.validate_json(path.read_bytes())
+        except (FileNotFoundError, ValidationError):  # none, or of another version of this file
+            return []
+
+    @staticmethod
+    def _write(path: Path, endpoints: list[Endpoint]) -> None:
+        whole = path.with_suffix(".tmp")
+        whole.write_bytes(_ENDPOINTS.dump_json(endpoints, indent=1))
+        whole.rename(path)
+
+
+def stop(endpoint: Endpoint) -> None:
+    """End the server and remove its files from this machine.
+
+    Raises:
+        TemporaryError: it would not end.
+    """
+    if endpoint.alive:
+        with suppress(ProcessLookupError):
+            os.kill(endpoint.pid, signal.SIGTERM)
+        wait(
+            lambda: not endpoint.alive, what=f"{endpoint.name}: server with pid {endpoint.pid} ends", timeout_s=_STOP_S
+        )
+    shutil.rmtree(endpoint.folder, ignore_errors=True)
+
+
+def process_started(pid: int) -> str:
+    """When process `pid` started, in the system's own form; "" when it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return "" if Path("/proc/self/stat").exists() else _started_by_ps(pid)
+    state, *fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    ticks_since_boot = fields[18]  # proc(5): field 22
+    return "" if state in "ZX" else ticks_since_boot
+
+
+def _started_by_ps(pid: int) -> str:
+    shown = subprocess.run(["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, started = shown.stdout.strip().partition(" ")
+    return "" if state.startswith("Z") else started.strip()
