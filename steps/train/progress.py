@@ -45,9 +45,10 @@ class Progress:
         self.newest = (step, loss, lr)
         passed = time.perf_counter() - self.told_at
         if passed >= _INTERVAL_S or self.first or step == self.steps:
-            self.tokens_per_s = self.tokens / passed
-            self.steps_per_s = (step - self.step) / passed
-            self.step, self.tokens, self.told_at = step, 0, time.perf_counter()
+            if passed >= _INTERVAL_S / 2 or self.first:  # over less it would say nothing
+                self.tokens_per_s = self.tokens / passed
+                self.steps_per_s = (step - self.step) / passed
+                self.step, self.tokens, self.told_at = step, 0, time.perf_counter()
             self.first = False
             self.phase("training")
 
