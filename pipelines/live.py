@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pipelines.engine.events import Event, LogLine, Phase
-from pipelines.run_state import NodeState, RunState, top_nodes
+from pipelines.run_state import NodeState, RunState
 from pipelines.telling import detail, node_seconds, took
 from pipelines.view import View, printable
 
@@ -32,7 +32,7 @@ SYMBOLS = {
 """Phase -> symbol, the same in ASCII, style."""
 _REDRAWS_PER_S = 4
 _LOG_LINES = 3
-_TIME_CHARS = 8
+_TIME_CHARS = 7
 
 
 class LiveView(View):
@@ -56,7 +56,7 @@ class LiveView(View):
 
     def update(self, event: Event) -> None:
         """See View.update."""
-        if isinstance(event, LogLine) and self._verbose:
+        if isinstance(event, LogLine) and self._verbose and not event.line.startswith("progress "):
             self._last.setdefault(event.node, deque(maxlen=_LOG_LINES)).append(printable(event.line))
 
     def refresh(self, state: RunState) -> None:
@@ -75,14 +75,11 @@ class LiveView(View):
 
     def _table(self, state: RunState, options: ConsoleOptions, now: float) -> RenderableType:
         width = options.max_width
-        shown = top_nodes(state.nodes.values())
+        shown = state.shown()
         name_chars = min(max(len(node.name) for node in shown), max(12, width // 4))
         lines = [self._heading(state, now, width)]
         for node in shown:
             lines.append(self._row(state, node, now, name_chars, options))
-            lines += [
-                self._row(state, item, now, name_chars, options) for item in state.items_of(node.name) if item.phase.bad
-            ]
             lines += self._log_of(state, node, width)
         if state.stopping:
             lines.append(Text(f"stopping: {state.stopping}; steps get time to end, Ctrl-C again kills them", "yellow"))

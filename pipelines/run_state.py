@@ -3,7 +3,6 @@
 Written to `runs/<id>/status.json` while the run goes on, read back by `runs status`.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -97,6 +96,15 @@ class RunState(BaseModel):
         """The nodes of a task that fans out."""
         return [node for node in self.nodes.values() if node.parent == task]
 
+    def shown(self) -> list[NodeState]:
+        """The tasks, and below one that fans out those of its items that fail or have failed before."""
+        shown = []
+        for node in self.nodes.values():
+            if not node.parent:
+                items = self.items_of(node.name)
+                shown += [node, *(item for item in items if item.phase.bad or item.retry_at is not None)]
+        return shown
+
     def log_numbers(self, node: NodeState) -> range:
         """Numbers of the logs of a node's attempts, those before the run was resumed first."""
         return range(self.earlier.get(node.name, 0) + node.attempt + 1)
@@ -129,8 +137,3 @@ def new_state(workflow: Workflow, started: float, before: RunState | None = None
         nodes.append(NodeState(name=EXIT_NODE))
     earlier = {name: len(before.log_numbers(node)) for name, node in before.nodes.items()} if before else {}
     return RunState(run_id=workflow.name, started=started, earlier=earlier, nodes={node.name: node for node in nodes})
-
-
-def top_nodes(nodes: Iterable[NodeState]) -> list[NodeState]:
-    """Those that are not items of a task that fans out, as they come."""
-    return [node for node in nodes if not node.parent]

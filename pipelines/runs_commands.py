@@ -60,7 +60,7 @@ def show_status(store: Store, run_id: str, *, follow: bool, as_json: bool) -> in
     now = time.time()
     print(f"{run_id}  {run.state.phase}  {took((run.state.finished or now) - run.state.started)}")
     name_chars = max(len(name) for name in run.state.nodes)
-    for node in run.state.nodes.values():
+    for node in run.state.shown():
         seconds = node_seconds(node, now)
         time_taken = "" if seconds is None else took(seconds)
         said = printable(detail(run.state, node, now, _DETAIL_CHARS))

@@ -14,7 +14,7 @@ MEANINGS = {
     Exit.PREEMPTED: "told to stop, checkpoint saved",
     Exit.CANCELLED: "cancelled",
 }
-_BAR_CHARS = 10
+_BAR_CHARS = 8
 _WIDE_BAR_CHARS = 30
 _WIDE = 90
 
@@ -43,13 +43,12 @@ def detail(state: RunState, node: NodeState, now: float, width: int) -> str:
     """What is to be said of a node in one line of at most `width` characters."""
     items = state.items_of(node.name)
     if node.phase == Phase.RUNNING:
-        text = _counts(items) if items else progress_line(node.progress, width - 12)
-        again = f"attempt {node.attempt + 1}" if node.attempt > 0 else ""
-        return _cut("  ".join(part for part in (again, text) if part), width)
+        again = f"attempt {node.attempt + 1}  " if node.attempt > 0 else ""
+        return _cut(again + (_counts(items) if items else progress_line(node.progress, width - len(again))), width)
     if node.phase == Phase.PENDING:
         return _cut(_why_it_waits(state, node, now), width)
     if node.phase.bad:
-        return _cut(f"{meaning(node.exit_code)}: {node.message}" if node.exit_code else node.message, width)
+        return _cut(_failure(node), width)
     if node.phase == Phase.SUCCEEDED:
         return _cut(_counts(items) if items else node.cache, width)
     return _cut(node.message, width)
@@ -63,11 +62,11 @@ def progress_line(values: Mapping[str, str], width: int) -> str:
         size = _WIDE_BAR_CHARS if width >= _WIDE else _BAR_CHARS
         parts.append(f"{bar(step / steps, size)} {step:.0f}/{steps:.0f}")
     parts += [text for text in (write(values) for write in _PROGRESS_PARTS) if text]
+    between = "  " if width >= _WIDE else " "
     line = ""
     for part in parts:
-        if len(line) + len(part) + 2 > width:
-            break
-        line += ("  " if line else "") + part
+        longer = f"{line}{between}{part}" if line else part
+        line = longer if len(longer) <= width else line
     return line
 
 
@@ -128,9 +127,13 @@ def _counts(items: list[NodeState]) -> str:
 def _why_it_waits(state: RunState, node: NodeState, now: float) -> str:
     if node.retry_at is not None:
         wait = f"again in {took(max(0, node.retry_at - now))}" if node.retry_at > now else "again when there is room"
-        return f"attempt {node.attempt + 1} failed, {wait}; {meaning(node.exit_code)}: {node.message}"
+        return f"attempt {node.attempt + 1} failed, {wait}; {_failure(node)}"
     open_ones = [name for name in node.waits_for if name in state.nodes and not state.nodes[name].phase.ended]
     return f"waits for {', '.join(open_ones)}" if open_ones else ""
+
+
+def _failure(node: NodeState) -> str:
+    return f"exit {node.exit_code}: {node.message}" if node.exit_code else node.message
 
 
 def _number(values: Mapping[str, str], name: str) -> float | None:
