@@ -58,8 +58,7 @@ def execute(
         try:
             with view.showing(state, recorder.lock):
                 outcome = LocalEngine(workflow, scratch=scratch, env=env, listeners=[listen], grace_s=grace_s).run()
-                with recorder.lock:
-                    state.end(outcome, time.time())
+                recorder.end(outcome, time.time())
         finally:
             whole = recorder.close()
         view.ended(state, _last_words(store, state, recorder.problem, scratch))

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipelines.engine.events import Event, LogLine, NodeFinished, NodeRetried, NodeStarted
+from pipelines.engine.events import Event, LogLine, NodeFinished, NodeRetried, NodeStarted, Outcome
 from pipelines.engine.holder import BEAT_S, Holder, beat
 from pipelines.engine.log_parts import LogCopy, log_prefix
 from pipelines.run_state import RunState
@@ -96,6 +96,12 @@ class Recorder:
                 self._logs[event.node, event.attempt].ended = True
         if isinstance(event, NodeStarted | NodeRetried | NodeFinished):
             self._wake.set()
+
+    def end(self, outcome: Outcome, time: float) -> None:
+        """Take in how the run ended."""
+        with self.lock:
+            self.state.end(outcome, time)
+            self._changed = True
 
     def close(self) -> bool:
         """Write all that is left. Returns whether the store has everything; if not, see `problem`."""
