@@ -1,7 +1,7 @@
 """What the steps' EXAMPLE Params name, made by the steps themselves: tiny, and the same everywhere.
 
-    raw/example/*.txt   docs/example   tokenizers/example   tokens/example      all text is for training
-    datasets/example/v1                                                         a quarter is held out
+raw/example/*.txt   docs/example   tokenizers/example   tokens/example      all text is for training
+datasets/example/v1                                                         a quarter is held out
 """
 
 import tempfile

@@ -11,7 +11,7 @@ Content published before under the same version stays as it is; lineage is in th
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from steps.lib.digest import digest_of
@@ -77,9 +77,7 @@ def ordered_parts(
 
 def version_of_parts(store: Store, parts: Sequence[Manifest]) -> str:
     """The version of the dataset that the ordered parts make."""
-    digests = {
-        split: (store.get(_digests(part).key) for part in parts if part.meta["split"] == split) for split in SPLITS
-    }
+    digests = {split: _split_digests(store, parts, split) for split in SPLITS}
     return dataset_version(parts[0].meta["tokenizer_digest"], parts[0].meta["dtype"], digests)
 
 
@@ -120,5 +118,7 @@ def total_by_split(files: Iterable[File], what: str) -> dict[str, int]:
     return totals
 
 
-def _digests(part: Manifest) -> File:
-    return next(file for file in part.files if file.name == DIGESTS)
+def _split_digests(store: Store, parts: Sequence[Manifest], split: str) -> Iterator[bytes]:
+    for part in parts:
+        if part.meta["split"] == split:
+            yield store.get(next(file.key for file in part.files if file.name == DIGESTS))
