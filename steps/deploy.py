@@ -155,7 +155,7 @@ def _is_same(old: "Endpoint", params: Params, model: "Manifest", settings: "Sett
 def _client(endpoint: "Endpoint") -> "Client":
     from steps.lib.completions import Client
 
-    return Client(endpoint.url.removesuffix("/v1"))
+    return Client(endpoint.base)
 
 
 def _serve(

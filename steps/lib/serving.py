@@ -56,8 +56,13 @@ class Endpoint(BaseModel):
 
     @property
     def url(self) -> str:
-        """The base of the API."""
-        return f"http://127.0.0.1:{self.port}/v1"
+        """The base of the API, as clients take it."""
+        return f"{self.base}/v1"
+
+    @property
+    def base(self) -> str:
+        """Where the server listens."""
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def log(self) -> Path:
@@ -94,6 +99,11 @@ class Serving:
         path = self._path(endpoint.name)
         self._write(path, [endpoint, *self._read(path)])
 
+    def end(self, endpoint: Endpoint) -> None:
+        """End what serves. The caller holds the lock. Raises TemporaryError as `settle`."""
+        _stop(endpoint)
+        self.settle(endpoint.name)
+
     def settle(self, name: str) -> Endpoint | None:
         """End all but the one that serves, and clean up. The caller holds the lock.
 
@@ -104,7 +114,7 @@ class Serving:
         serves = self.find(name)
         for endpoint in self._read(path):
             if endpoint != serves:
-                stop(endpoint)
+                _stop(endpoint)
         for folder in path.with_suffix("").glob("*"):
             if not serves or folder != Path(serves.folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -154,7 +164,7 @@ class Serving:
         whole.rename(path)
 
 
-def stop(endpoint: Endpoint) -> None:
+def _stop(endpoint: Endpoint) -> None:
     """End the server and remove its files from this machine.
 
     Raises:

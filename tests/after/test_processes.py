@@ -1,0 +1,107 @@
+"""Servers and the processes around them: who ends with whom. Real processes, no vLLM."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines import deploy as command
+from steps.lib import guard
+from steps.lib.serving import Serving, process_started
+from steps.lib.wait import wait
+from tests.after.serving import Place, params, publish_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start_step(place: Place, **changes: object) -> subprocess.Popen[str]:
+    """`python -m steps deploy` as the engine starts it."""
+    import json
+
+    fields = params("models/m/v1", **changes).model_dump(mode="json")
+    words = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items()]
+    env = {**os.environ, **place.env}
+    return subprocess.Popen(
+        [sys.executable, "-m", "steps", "deploy", *words], env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+
+
+def pid_in(path: Path) -> int:
+    """Waits until the stub has written its child's pid."""
+    wait(path.exists, what="the child is there", timeout_s=30)
+    return int(path.read_text())
+
+
+def gone(pid: int) -> None:
+    wait(lambda: process_started(pid) == "", what=f"process {pid} ends", timeout_s=20)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_the_server_ends_with_the_step(store, tmp_path, signum):
+    place = Place(store, tmp_path)
+    place.stub(mode="silent", child=tmp_path / "child")
+    publish_model(store)
+    step = start_step(place, keep=True)
+    child = pid_in(tmp_path / "child")
+    step.send_signal(signum)
+    step.communicate(timeout=30)
+    assert step.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 128 + 15}[signum]
+    gone(child)
+    assert Serving(place.env, store.uri).all() == []
+
+
+def test_a_kept_server_outlives_the_step_until_it_is_stopped(store, tmp_path, monkeypatch, capsys):
+    place = Place(store, tmp_path)
+    place.stub(child=tmp_path / "child")
+    publish_model(store)
+    step = start_step(place, keep=True)
+    assert step.wait(timeout=30) == 0
+    step.stdout.close()
+    child = pid_in(tmp_path / "child")
+    for name, value in place.env.items():
+        monkeypatch.setenv(name, value)
+    assert command.main(["status"]) == 0
+    assert "m  http://127.0.0.1:" in (shown := capsys.readouterr().out)
+    assert "healthy" in shown
+    assert command.main(["stop", "m"]) == 0
+    gone(child)
+    assert command.main(["stop", "m"]) == 2
+    assert "which does not serve on this machine" in capsys.readouterr().err
+    assert command.main(["status", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"
+
+
+def run_guard(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", guard.__file__, *words], stdin=subprocess.PIPE, start_new_session=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_guard_ends_as_its_command_ends(code, expected):
+    with run_guard(sys.executable, "-c", code) as process:
+        assert process.wait(timeout=30) == expected
+
+
+def test_the_guard_ends_children_that_ignore_sigterm(tmp_path):
+    """A grandchild of the guard that is deaf to SIGTERM, after the command itself has ended."""
+    deaf = "import os, signal, sys, time; signal.signal(15, signal.SIG_IGN); open(sys.argv[1], 'w').write('x'); time.sleep(600)"
+    code = (
+        "import os, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {deaf!r}, sys.argv[1] + '.ready'])\n"
+        "while not os.path.exists(sys.argv[1] + '.ready'): time.sleep(0.01)\n"
+        "open(sys.argv[1] + '.tmp', 'w').write(str(child.pid))\n"
+        "os.rename(sys.argv[1] + '.tmp', sys.argv[1])\n"
+    )
+    quick = Path(guard.__file__).read_text().replace("GRACE_S = 10.0", "GRACE_S = 0.3")
+    (tmp_path / "guard.py").write_text(quick)
+    words = [sys.executable, "-I", str(tmp_path / "guard.py"), sys.executable, "-c", code, str(tmp_path / "child")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True) as process:
+        child = pid_in(tmp_path / "child")
+        assert process.wait(timeout=30) == 0
+        gone(child)
