@@ -60,7 +60,7 @@ def test_other_content_than_the_name_says_is_refused_by_name(store, tmp_path, na
 
 
 def test_utf16_text_is_a_counted_reject(store, tmp_path):
-    folder = write(tmp_path / "in", {"a.txt": "ok".encode(), "b.txt": "not".encode("utf-16"), "c.txt": b"\xff\xff"})
+    folder = write(tmp_path / "in", {"a.txt": b"ok", "b.txt": "not".encode("utf-16"), "c.txt": b"\xff\xff"})
     _, manifest = take(store, folder, clean={"max_reject_rate": 0.9})
     assert reject_counts(manifest) == {"not_utf8": 2}
     assert [e["file"] for e in manifest.meta["rejects"]["not_utf8"]["examples"]] == ["b.txt", "c.txt"]
