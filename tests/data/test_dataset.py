@@ -202,8 +202,8 @@ def test_a_partition_or_tokenizer_that_is_absent_is_named(seeded):
     params = {"docs": "docs/example", "tokenizer": "tokenizers/example"}
     with pytest.raises(UserError, match=r"docs/example: no file 'x', it has train-00000\.arrow"):
         tokenize.run(tokenize.Params(partition="x", **params), context(seeded))
+    params["tokenizer"] = "tokenizers/absent"
     with pytest.raises(UserError, match="tokenizers/absent: no such tokenizer"):
-        params["tokenizer"] = "tokenizers/absent"
         tokenize.run(tokenize.Params(partition="train-00000.arrow", **params), context(seeded))
 
 
