@@ -1,6 +1,7 @@
 """S3 servers for tests: where one is, and a proxy that lets things go wrong on the way to it."""
 
 import contextlib
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class Proxy:
                 pass
 
             def handle_any(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = self._read_body()
                 request = Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
                 proxy.seen.append(request)
                 answer = proxy.rule(request, lambda: _forward(host, int(port), request, self.headers))
@@ -89,6 +90,22 @@ class Proxy:
                 if self.command != "HEAD":
                     self.wfile.write(answer.body)
 
+            def _read_body(self) -> bytes:
+                if self.headers.get("Transfer-Encoding") != "chunked":
+                    length = int(self.headers.get("Content-Length") or 0)
+                    body = self.rfile.read(length)
+                    if len(body) < length:
+                        raise ConnectionError("the client went away")
+                    return body
+                body = b""
+                while size := int(self.rfile.readline(), 16):
+                    body += self.rfile.read(size)
+                    self.rfile.readline()
+                self.rfile.readline()
+                del self.headers["Transfer-Encoding"]
+                self.headers["Content-Length"] = str(len(body))
+                return body
+
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any
 
             def handle(self) -> None:
@@ -100,6 +117,11 @@ class Proxy:
         self._thread = threading.Thread(target=self._httpd.serve_forever, daemon=True)
         self._thread.start()
         self.endpoint = f"http://127.0.0.1:{self._httpd.server_port}"
+
+    def speak_tls(self, context: ssl.SSLContext) -> None:
+        """From the next connection on."""
+        self._httpd.socket = context.wrap_socket(self._httpd.socket, server_side=True)
+        self.endpoint = self.endpoint.replace("http://", "https://")
 
     def close(self) -> None:
         """Stop serving."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from obstore.store import S3Credential, S3Store as Backend
 
+Secrets = tuple[str | None, str | None, str | None]
+"""Access key id, secret key, session token."""
 _CONNECT_S = 5
 _OBSTORE_REFRESH_S = 300
 """obstore asks for credentials again when they expire in less than this."""
@@ -48,10 +50,9 @@ class Link:
         self.client.meta.events.register("before-call.s3.DeleteObjects", _sign_with_md5)
 
     @property
-    def secrets(self) -> tuple[str | None, str | None, str | None]:
+    def secrets(self) -> Secrets:
         """What the requests are signed with now."""
-        frozen = self._credentials.get_frozen_credentials()
-        return frozen.access_key, frozen.secret_key, frozen.token
+        return _frozen(self._credentials)
 
     @property
     def endpoint(self) -> str:
@@ -140,10 +141,10 @@ class Connection:
         """After a refusal of `failed`'s credentials: whether there are others now, which the next link has."""
         with self._lock:
             if self._link is failed:
-                fresh = self._open()
-                if fresh.secrets == failed.secrets:
+                fresh = botocore.session.Session().get_credentials()
+                if fresh is None or _frozen(fresh) == failed.secrets:
                     return False
-                self._link = fresh
+                self._link = self._open()
             return True
 
     def _open(self) -> Link:
@@ -153,6 +154,11 @@ class Connection:
             if isinstance(e, UserError):
                 raise
             raise UserError(f"s3://{self.bucket}: {e}; mend the AWS_* settings") from e
+
+
+def _frozen(credentials: Credentials) -> Secrets:
+    frozen = credentials.get_frozen_credentials()
+    return frozen.access_key, frozen.secret_key, frozen.token
 
 
 def _sign_with_md5(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:

@@ -17,13 +17,13 @@ import re
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConnectionError as NoConnectionError,
     CredentialRetrievalError,
     FlexibleChecksumError,
     HTTPClientError,
     IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
-    ProxyConnectionError,
     SSLError,
     TokenRetrievalError,
 )
@@ -80,7 +80,7 @@ def from_boto(operation: str, key: str, where: str, error: ClientError | BotoCor
         return _certificate(what)
     if isinstance(error, NoCredentialsError | PartialCredentialsError | CredentialRetrievalError | TokenRetrievalError):
         return no_credentials(what)
-    if isinstance(error, HTTPClientError | ProxyConnectionError | IncompleteReadError | FlexibleChecksumError):
+    if isinstance(error, HTTPClientError | NoConnectionError | IncompleteReadError | FlexibleChecksumError):
         return TemporaryError(f"{what}: {name}")
     return UserError(f"{what}: {_one_line(str(error))}")
 

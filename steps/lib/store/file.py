@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ON_ITS_WAY = re.compile(r"\.[0-9a-f]{16}\.tmp(#\d+)?")  # obstore adds #n while it writes
 _READS = {"get", "head", "delete", "read", "read_ranges", "download"}
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
-_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.ENOSYS}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.ENOSYS, errno.ENOENT}
 _SHAKY = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN}
 _ABOVE_OR_BELOW = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
 
