@@ -50,8 +50,6 @@ def run(params: Params, ctx: Context) -> Result:
     Raises:
         UserError: the tokenizer does not fit the model, stop tokens disagree, or files are missing.
     """
-    import torch
-
     from steps.lib import checkpoint, folder, hf, llama
 
     meta = checkpoint.read_meta(ctx.store, params.checkpoint)
@@ -64,7 +62,7 @@ def run(params: Params, ctx: Context) -> Result:
     model = llama.build(meta.model, eos_id=meta.eos_id)
     hf.fill(model, checkpoint.load_model_state(ctx.store, params.checkpoint))
     dtype = meta.train["precision"]
-    model = model.to(getattr(torch, dtype))
+    hf.round_weights(model, dtype)
     pad_id = tokenizer.pad_token_id
     hf.write(model, local, eos_id=meta.eos_id, pad_id=None if pad_id == meta.eos_id else pad_id)
     hf.compare(model, local)

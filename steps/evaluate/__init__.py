@@ -20,6 +20,7 @@ from steps.contract import BlobRef, Context, Params as BaseParams, Result as Bas
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from transformers import LlamaForCausalLM
 
     from steps.lib.checkpoint import CheckpointMeta
     from steps.lib.folder import Manifest
@@ -82,46 +83,65 @@ def run(params: Params, ctx: Context) -> Result:
         UserError: checkpoint and dataset do not fit together, or nothing is held out.
         RejectedError: the gate said no; the message has each number and its limit, and where the report is.
     """
-    import torch
-
     from steps.evaluate import gate, score
-    from steps.lib import checkpoint, folder, hf, llama
+    from steps.lib import checkpoint, folder
     from steps.lib.errors import RejectedError
 
     meta = checkpoint.read_meta(ctx.store, params.checkpoint)
     dataset = folder.load(ctx.store, params.dataset, "dataset")
     _check(meta, dataset, params)
-    folder.download(ctx.store, dataset.meta["tokenizer"], ctx.scratch / "tokenizer", "tokenizer")
-    tokenizer = hf.load_tokenizer(ctx.scratch / "tokenizer")
-    with torch.device(score.device_of(ctx.env)):
-        model = llama.build(meta.model, eos_id=meta.eos_id)
-    model.train(False)
-    model.load_state_dict(checkpoint.load_model_state(ctx.store, params.checkpoint), strict=True)
-
-    tokens = _held_out(params, ctx)
-    loss = score.loss(model, tokens, meta.model.sequence_length)
-    num_bytes = score.text_bytes(tokenizer, tokens[1:])
-    ctx.say(f"held-out loss {loss:.4f} nats a token over {len(tokens) - 1} tokens")
-    numbers: dict[str, Any] = {
-        "loss": loss,
-        "bits_per_byte": loss * (len(tokens) - 1) / math.log(2) / num_bytes if num_bytes else math.inf,
-        "baseline_loss": 0.0,
-        "num_tokens": len(tokens) - 1,
-        "num_bytes": num_bytes,
-    }
-    if params.gate.beats == "bigram":
-        numbers |= _baseline(tokens, params, ctx, meta.model.vocab_size)
-        ctx.say(f"bigram model {numbers['baseline_loss']:.4f} nats a token")
+    model, tokenizer = _load(params, ctx, meta, dataset)
+    numbers = _measure(model, tokenizer, params, ctx, meta)
     how = {"max_new_tokens": params.gate.max_new_tokens, "eos_id": meta.eos_id}
     completions = [score.complete(model, tokenizer, prompt, **how) for prompt in params.gate.prompts]
-
     failed = gate.judge(params.gate, numbers, completions)
     report = _report(params, ctx, numbers, completions, failed)
     if failed:
         raise RejectedError(f"gate: {'; '.join(failed)}; report {report}")
     return Result(
-        loss=loss, bits_per_byte=numbers["bits_per_byte"], baseline_loss=numbers["baseline_loss"], report=report
+        loss=numbers["loss"],
+        bits_per_byte=numbers["bits_per_byte"],
+        baseline_loss=numbers["baseline_loss"],
+        report=report,
     )
+
+
+def _load(params: Params, ctx: Context, meta: "CheckpointMeta", dataset: "Manifest") -> "tuple[LlamaForCausalLM, Any]":
+    """The model on the place's device, and the tokenizer."""
+    import torch
+
+    from steps.evaluate.score import device_of
+    from steps.lib import checkpoint, folder, hf, llama
+
+    folder.download(ctx.store, dataset.meta["tokenizer"], ctx.scratch / "tokenizer", "tokenizer")
+    with torch.device(device_of(ctx.env)):
+        model = llama.build(meta.model, eos_id=meta.eos_id)
+    model.load_state_dict(checkpoint.load_model_state(ctx.store, params.checkpoint), strict=True)
+    model.train(False)
+    return model, hf.load_tokenizer(ctx.scratch / "tokenizer")
+
+
+def _measure(
+    model: "LlamaForCausalLM", tokenizer: Any, params: Params, ctx: Context, meta: "CheckpointMeta"
+) -> dict[str, Any]:
+    """Every number that the gate or the report wants."""
+    from steps.evaluate import score
+
+    tokens = _held_out(params, ctx)
+    num_tokens, num_bytes = len(tokens) - 1, score.text_bytes(tokenizer, tokens[1:])
+    loss = score.loss(model, tokens, meta.model.sequence_length)
+    ctx.say(f"held-out loss {loss:.4f} nats a token over {num_tokens} tokens")
+    numbers: dict[str, Any] = {
+        "loss": loss,
+        "bits_per_byte": loss * num_tokens / math.log(2) / num_bytes if num_bytes else math.inf,
+        "baseline_loss": 0.0,
+        "num_tokens": num_tokens,
+        "num_bytes": num_bytes,
+    }
+    if params.gate.beats == "bigram":
+        numbers |= _baseline(tokens, params, ctx, meta.model.vocab_size)
+        ctx.say(f"bigram model {numbers['baseline_loss']:.4f} nats a token")
+    return numbers
 
 
 def _check(meta: "CheckpointMeta", dataset: "Manifest", params: Params) -> None:

@@ -76,6 +76,14 @@ def fill(model: "LlamaForCausalLM", state: "dict[str, torch.Tensor]") -> None:
     model.load_state_dict(state, strict=True)
 
 
+def round_weights(model: "LlamaForCausalLM", dtype: str) -> None:
+    """Round the parameters to `dtype`; buffers (the rotary frequencies) stay as they are, as in a model that is loaded."""
+    import torch
+
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+
+
 def write(model: "LlamaForCausalLM", folder: Path, *, eos_id: int, pad_id: int | None) -> None:
     """Write weights, config.json and generation_config.json; the same model gives the same bytes."""
     from transformers import GenerationConfig

@@ -5,6 +5,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -95,4 +96,39 @@ def publish_checkpoint(
     }
     content = {"index.json": json.dumps({"tensors": index}).encode(), "rank-00000.bin": bytes(data)}
     folder.publish(store, prefix, kind="checkpoint", content=content, meta=meta)
+    return prefix
+
+
+def encode(texts: list[str]) -> list[int]:
+    """The ids of the texts, each ended by EOS, by the tokenizer of `tokenizer_files`."""
+    tokenizer = Tokenizer.from_str(tokenizer_files()["tokenizer.json"].decode())
+    return [i for text in texts for i in [*tokenizer.encode(text, add_special_tokens=False).ids, 0]]
+
+
+def publish_dataset(
+    store: Store,
+    splits: dict[str, list[list[int]]] | None = None,
+    *,
+    prefix: str = "datasets/d/v1",
+    tokenizer: str = "",
+    vocab_size: int = 300,
+    eos_id: int = 0,
+) -> str:
+    """A dataset with the shards of each split; its tokenizer too, unless one is named. Returns its prefix."""
+    splits = splits or {"train": [encode(TEXT[:2]), encode(TEXT[2:])], "heldout": [encode(TEXT)]}
+    shards = [(split, i, np.array(ids, "<u2")) for split, parts in splits.items() for i, ids in enumerate(parts)]
+    files = []
+    for split, i, ids in shards:
+        meta = {"split": split, "num_tokens": len(ids), "num_documents": int((ids == eos_id).sum()), "values_offset": 3}
+        blob = folder.put_blob(store, b"abc" + ids.tobytes())
+        files.append(blob.model_copy(update={"name": f"{split}-{i}", "meta": meta}))
+    meta = {
+        "version": "0" * 64,
+        "tokenizer": tokenizer or publish_tokenizer(store),
+        "vocab_size": vocab_size,
+        "eos_id": eos_id,
+        "dtype": "uint16",
+        "num_tokens": {split: sum(map(len, parts)) for split, parts in splits.items()},
+    }
+    folder.publish(store, prefix, kind="dataset", files=files, meta=meta)
     return prefix
