@@ -120,12 +120,12 @@ class StoreWriter(StorageWriter):
         }
         files = {w.file.name: w.file for w in written.values() if w.file.size}
         self.before_commit()
+        index = self._upload(INDEX, memoryview(canonical_json(Index(tensors=tensors).model_dump(mode="json"))))
         folder.publish(
             self.store,
             self.prefix,
             kind=KIND,
-            content={INDEX: canonical_json(Index(tensors=tensors).model_dump(mode="json"))},
-            files=[files[name] for name in sorted(files)],
+            files=[*(files[name] for name in sorted(files)), index],
             meta=self.meta.model_dump(mode="json"),
         )
 

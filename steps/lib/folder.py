@@ -1,10 +1,11 @@
 """Published folders: files under one prefix, and a manifest that is written last.
 
-    <prefix>/<file> ...        content, any order
-    <prefix>/manifest.json     last: its existence means that the folder is whole
+    <prefix>/<digest>/<file> ...   content, any order; the digest is of all of it
+    <prefix>/manifest.json         last: its existence means that the folder is whole
 
 A manifest may also name content elsewhere in the store (`key`), as a dataset names its shards in
-blobs/sha256/, so that publishing moves no bytes. Nothing under a published prefix ever changes.
+blobs/sha256/, so that publishing moves no bytes. Nothing under a published prefix ever changes: of
+two that publish different content at once each writes below its own digest, and one manifest wins.
 """
 
 from collections.abc import Iterable, Mapping
@@ -78,7 +79,7 @@ def publish(
 ) -> Manifest:
     """Upload `content` (file name -> bytes or local file) below `prefix`, then the manifest.
 
-    Publishing the same again is a no-op.
+    Publishing the same again uploads only what has gone missing since.
 
     Args:
         files: content that is in the store already.
@@ -86,27 +87,27 @@ def publish(
     Raises:
         UserError: `prefix` holds another folder already.
     """
-    entries = list(files)
-    sources = {f"{prefix}/{name}": source for name, source in sorted((content or {}).items())}
-    for (key, source), name in zip(sources.items(), sorted(content or {}), strict=True):
-        sha256 = sha256_file(source) if isinstance(source, Path) else sha256_hex(source)
-        size = source.stat().st_size if isinstance(source, Path) else memoryview(source).nbytes
-        entries.append(File(name=name, key=key, size=size, sha256=sha256))
-    manifest = Manifest(kind=kind, files=tuple(entries), meta=meta or {})
+    sources = dict(sorted((content or {}).items()))
+    manifest = Manifest(kind=kind, files=(*files, *_files_of(prefix, sources)), meta=meta or {})
     if store.head(f"{prefix}/{MANIFEST}") is None:  # else not one byte below the prefix is touched
-        for key, source in sources.items():
+        keys = {file.key: sources[file.name] for file in manifest.files if file.name in sources}
+        for key, source in keys.items():
             store.upload(key, source)
         try:
             store.create(f"{prefix}/{MANIFEST}", canonical_json(manifest.model_dump(mode="json")))
             return manifest
         except ConflictError:
-            pass  # a twin was faster
+            if load(store, prefix).digest != manifest.digest:  # another was faster; nobody will name ours
+                store.delete(keys)
     there = load(store, prefix)
     if there.digest != manifest.digest:
         raise UserError(
             f"{prefix} exists with another digest: there {there.digest[:16]}, new "
             f"{manifest.digest[:16]}; a published version never changes, choose another name"
         )
+    for file in there.files:
+        if file.name in sources and ((head := store.head(file.key)) is None or head.size != file.size):
+            store.upload(file.key, sources[file.name])
     return there
 
 
@@ -160,7 +161,10 @@ def download(store: Store, prefix: str, target: Path, kind: str | None = None) -
         path.parent.mkdir(parents=True, exist_ok=True)
         store.download(file.key, path)
         if sha256_file(path) != file.sha256:
-            raise UserError(f"{file.key} differs from the digest in {prefix}/{MANIFEST}; publish it again")
+            raise UserError(
+                f"{file.key} differs from the digest in {prefix}/{MANIFEST}; remove that object, then run again "
+                "what made it"
+            )
     return manifest
 
 
@@ -170,6 +174,15 @@ def sha256_file(path: Path) -> str:
 
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _files_of(prefix: str, sources: Mapping[str, Path | Bytes]) -> list[File]:
+    sizes, digests = {}, {}
+    for name, source in sources.items():
+        digests[name] = sha256_file(source) if isinstance(source, Path) else sha256_hex(source)
+        sizes[name] = source.stat().st_size if isinstance(source, Path) else memoryview(source).nbytes
+    home = f"{prefix}/{digest_of(digests)[:16]}"
+    return [File(name=name, key=f"{home}/{name}", size=sizes[name], sha256=digests[name]) for name in sources]
 
 
 def _blob(store: Store, key: str) -> File:

@@ -10,7 +10,8 @@ import pytest
 
 from steps.lib import folder
 from steps.lib.errors import UserError
-from steps.lib.store import Store
+from steps.lib.store import Bytes, Store
+from steps.lib.store.file import FileStore
 
 PREFIX = "datasets/corpus/v1"
 CONTENT = {"a.bin": b"first", "sub/b.bin": b"second" * 1000}
@@ -19,6 +20,12 @@ CONTENT = {"a.bin": b"first", "sub/b.bin": b"second" * 1000}
 def state(store: Store) -> dict[str, tuple[str, bytes]]:
     """Everything in the store with its tag: equal states were not even rewritten."""
     return {head.key: (head.tag, store.get(head.key)) for head in store.list("")}
+
+
+def key_of(store: Store, name: str) -> str:
+    """Where a file of the folder is: the one key that ends in its name."""
+    (key,) = [head.key for head in store.list(PREFIX) if head.key.endswith(f"/{name}")]
+    return key
 
 
 def publish(store: Store, content: dict[str, bytes] = CONTENT, **more: object) -> folder.Manifest:
@@ -32,7 +39,7 @@ def test_the_manifest_tells_what_is_there(each: Store, tmp_path: Path) -> None:
     )
     assert json.loads(each.get(f"{PREFIX}/manifest.json")) == manifest.model_dump(mode="json")
     assert {f.name: (f.key, f.size, f.sha256) for f in manifest.files} == {
-        name: (f"{PREFIX}/{name}", len(data), hashlib.sha256(data).hexdigest()) for name, data in CONTENT.items()
+        name: (key_of(each, name), len(data), hashlib.sha256(data).hexdigest()) for name, data in CONTENT.items()
     }
     assert folder.load(each, PREFIX, "dataset") == manifest
     assert folder.check(each, PREFIX, full=True) == ""
@@ -72,18 +79,18 @@ store.head("warm")
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    folder.publish(store, "datasets/corpus/v1", kind="dataset", content={sys.argv[3]: text})
+    folder.publish(store, "datasets/corpus/v1", kind="dataset", content={"a.bin": text})
     print("published")
 except UserError as e:
     print(e)
 """
 
 
-def publish_at_once(uri: str, texts: tuple[str, str], names: tuple[str, str]) -> list[str]:
+def publish_at_once(uri: str, *texts: str) -> list[str]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     racers = [
-        subprocess.Popen([sys.executable, "-c", PUBLISH, uri, text, name], **pipes)  # type: ignore[call-overload]
-        for text, name in zip(texts, names, strict=True)
+        subprocess.Popen([sys.executable, "-c", PUBLISH, uri, text], **pipes)  # type: ignore[call-overload]
+        for text in texts
     ]
     for racer in racers:
         assert racer.stdout.readline() == "ready\n"
@@ -94,31 +101,42 @@ def publish_at_once(uri: str, texts: tuple[str, str], names: tuple[str, str]) ->
 
 
 def test_two_processes_publish_different_content_at_once(each: Store, uri: str) -> None:
-    said = publish_at_once(uri, ("one", "two"), ("1.bin", "2.bin"))
+    said = publish_at_once(uri, "one", "two")
     assert said.count("published") == 1, said
-    assert "exists with another digest" in said[1 - said.index("published")]
+    winner = said.index("published")
+    assert "exists with another digest" in said[1 - winner]
     assert folder.check(each, PREFIX, full=True) == ""
-    assert [f.name for f in folder.load(each, PREFIX).files] == [("1.bin", "2.bin")[said.index("published")]]
+    assert each.get(key_of(each, "a.bin")) == (b"one", b"two")[winner]
 
 
 def test_two_processes_publish_the_same_at_once(each: Store, uri: str) -> None:
-    assert publish_at_once(uri, ("one", "one"), ("1.bin", "1.bin")) == ["published", "published"]
+    assert publish_at_once(uri, "one", "one") == ["published", "published"]
     assert folder.check(each, PREFIX, full=True) == ""
 
 
 def test_check_finds_what_is_wrong(each: Store) -> None:
     assert folder.check(each, PREFIX) == f"{PREFIX}: no such folder in {each.uri}"
     publish(each)
+    key = key_of(each, "a.bin")
     assert folder.check(each, PREFIX) == ""
-    each.upload(f"{PREFIX}/a.bin", b"FIRST")
+    each.upload(key, b"FIRST")
     assert folder.check(each, PREFIX) == ""
-    assert folder.check(each, PREFIX, full=True) == f"{PREFIX}/a.bin differs from the digest in its manifest"
-    each.upload(f"{PREFIX}/a.bin", b"firs")
-    assert folder.check(each, PREFIX) == f"{PREFIX}/a.bin has 4 bytes, its manifest says 5"
-    each.delete([f"{PREFIX}/a.bin"])
-    assert folder.check(each, PREFIX) == f"{PREFIX}/a.bin is missing"
+    assert folder.check(each, PREFIX, full=True) == f"{key} differs from the digest in its manifest"
+    each.upload(key, b"firs")
+    assert folder.check(each, PREFIX) == f"{key} has 4 bytes, its manifest says 5"
+    each.delete([key])
+    assert folder.check(each, PREFIX) == f"{key} is missing"
     each.put(f"{PREFIX}/manifest.json", b'{"kind":')
     assert f"{PREFIX}/manifest.json: unreadable" in folder.check(each, PREFIX)
+
+
+def test_publishing_again_mends_a_broken_folder(each: Store) -> None:
+    manifest = publish(each)
+    key = key_of(each, "a.bin")
+    for harm in (lambda: each.delete([key]), lambda: each.upload(key, b"cut")):
+        harm()
+        assert publish(each) == manifest
+        assert folder.check(each, PREFIX, full=True) == ""
 
 
 def test_blobs_are_named_by_content(each: Store) -> None:
@@ -150,6 +168,20 @@ def test_download_verifies(each: Store, tmp_path: Path) -> None:
     assert {p.relative_to(target).as_posix(): p.read_bytes() for p in target.rglob("*") if p.is_file()} == CONTENT
     with pytest.raises(UserError, match="is a dataset, expected a model"):
         folder.download(each, PREFIX, target, "model")
-    each.upload(f"{PREFIX}/a.bin", b"FIRST")
+    each.upload(key_of(each, "a.bin"), b"FIRST")
     with pytest.raises(UserError, match=r"a\.bin differs from the digest"):
         folder.download(each, PREFIX, tmp_path / "again")
+
+
+def test_a_twin_that_publishes_in_between_wins_whole(store: Store) -> None:
+    class Slow(FileStore):
+        """Somebody else publishes while this one is about to upload."""
+
+        def upload(self, key: str, source: Path | Bytes) -> int:
+            publish(store, {"a.bin": b"the twin's"})
+            return super().upload(key, source)
+
+    with pytest.raises(UserError, match="exists with another digest"):
+        publish(Slow(store.uri), {"a.bin": b"too late"})
+    assert folder.check(store, PREFIX, full=True) == ""
+    assert [store.get(h.key) for h in store.list(PREFIX) if h.key.endswith("a.bin")] == [b"the twin's"]
