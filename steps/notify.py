@@ -64,6 +64,7 @@ def run(params: Params, ctx: Context) -> Result:
         with urlopen(request, timeout=_TIMEOUT_S) as answer:
             answer.read()
     except HTTPError as e:
+        e.close()
         kind = TemporaryError if e.code >= 500 or e.code == 429 else UserError
         raise kind(f"{URL}: the receiver answered {e.code} {e.reason}") from None  # a traceback would show the URL
     except (OSError, ValueError, HTTPException) as e:

@@ -56,13 +56,12 @@ def run(params: Params, ctx: Context) -> Result:
     import json
 
     from steps.lib import registry
-    from steps.lib.pointer import ANYTHING, move
 
     about = _lineage(params, ctx)
     name, version = registry.split(params.model)
     ctx.store.put(registry.lineage_key(name, version), json.dumps(about, indent=1, sort_keys=True).encode())
     ctx.store.put(registry.card_key(name, version), _card(about).encode())
-    move(ctx.store, registry.alias_key(name, registry.LATEST), params.model, expected=ANYTHING, by=ctx.run_id)
+    _point_latest(params, ctx)
     champion, why = _crown(params, ctx)
     ctx.say(f"{params.model}: registered; champion: {'yes' if champion else 'no'}, {why}")
     return Result(model=params.model, champion=champion)
@@ -83,6 +82,19 @@ def _lineage(params: Params, ctx: Context) -> dict[str, Any]:
     }
     evaluation = {"report": params.report, "loss": params.loss, "bits_per_byte": params.bits_per_byte}
     return {"name": name, "version": version, **parts, "evaluation": evaluation}
+
+
+def _point_latest(params: Params, ctx: Context) -> None:
+    from steps.lib import registry
+    from steps.lib.pointer import move
+    from steps.lib.store import ConflictError
+
+    while True:
+        try:
+            move(ctx.store, registry.alias_key(params.name, registry.LATEST), params.model, by=ctx.run_id)
+            return
+        except ConflictError:
+            continue  # another model came first: this one is later
 
 
 def _crown(params: Params, ctx: Context) -> tuple[bool, str]:

@@ -39,6 +39,9 @@ class Client:
         try:
             with self._opener.open(f"{self.base}/health", timeout=1.0):
                 return True
+        except urllib.error.HTTPError as e:
+            e.close()
+            return False
         except (OSError, HTTPException):
             return False
 
@@ -74,7 +77,8 @@ class Client:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as e:
-            said = e.read(500).decode(errors="replace")
+            with e:
+                said = e.read(500).decode(errors="replace")
             raise RejectedError(f"{self.base}{path}: answered {e.code}: {said}") from e
         except (OSError, HTTPException) as e:
             raise TemporaryError(f"{self.base}{path}: no answer: {e}") from e
