@@ -15,7 +15,7 @@ from pipelines.engine.local import LocalEngine
 from pipelines.engine.recorder import Recorder, RunInfo, begin_record
 from pipelines.engine.workflow import parse_workflow
 from pipelines.run_state import RunState, new_state
-from pipelines.runs_store import log_tail
+from pipelines.runs_store import log_tail, state_before
 from pipelines.telling import summary
 from pipelines.view import View
 from steps.lib.store import Store
@@ -27,7 +27,6 @@ def execute(
     store: Store,
     info: RunInfo,
     view: View,
-    before: RunState | None = None,
     env: Mapping[str, str] | None = None,
     grace_s: float = 60,
 ) -> Outcome:
@@ -37,7 +36,6 @@ def execute(
 
     Args:
         document: parsed YAML; its metadata.name is the run id.
-        before: the state of the run, when it is resumed.
         env: environment of the steps, under what the workflow sets; None for this process's own.
         grace_s: from asking a step to stop to killing it.
 
@@ -45,8 +43,8 @@ def execute(
         UserError: the workflow holds what cannot be run here, or the run is running already.
     """
     workflow = parse_workflow(document)
-    state = new_state(workflow, time.time(), before)
     with held(store, info.run_id) as holder:
+        state = new_state(workflow, time.time(), state_before(store, info.run_id))
         begin_record(store, info, document, state)
         scratch = Path(tempfile.mkdtemp(prefix=f"tripod-{info.run_id}-"))
         recorder = Recorder(store, state, holder)

@@ -135,7 +135,6 @@ def resume(store: Store, run_id: str, *, grace_s: float, as_json: bool, verbose:
         store=store,
         info=run.info,
         view=choose_view(json_lines=as_json, verbose=verbose),
-        before=run.state,
         grace_s=grace_s,
     )
     if outcome.exit_code == Exit.DONE and not as_json:

@@ -66,6 +66,11 @@ def load_runs(store: Store) -> list[Run]:
     return sorted((load_run(store, run_id) for run_id in begun), key=lambda run: run.info.started, reverse=True)
 
 
+def state_before(store: Store, run_id: str) -> RunState | None:
+    """How far the run came when it ran before; None when it is new."""
+    return load_run(store, run_id).state if store.head(f"runs/{run_id}/status.json") else None
+
+
 def load_document(store: Store, run_id: str) -> dict[str, Any]:
     """The workflow that a run ran. Raises UserError when there is no such run."""
     load_run(store, run_id)

@@ -125,6 +125,8 @@ def _counts(items: list[NodeState]) -> str:
 
 
 def _why_it_waits(state: RunState, node: NodeState, now: float) -> str:
+    if state.phase != "Running":
+        return "not started"
     if node.retry_at is not None:
         wait = f"again in {took(max(0, node.retry_at - now))}" if node.retry_at > now else "again when there is room"
         return f"attempt {node.attempt + 1} failed, {wait}; {_failure(node)}"

@@ -70,7 +70,7 @@ class PlainView(View):
     def showing(self, state: RunState, lock: Lock) -> Iterator[None]:
         """See View.showing."""
         self._state, self._lock = state, lock
-        self._say(f"run {state.run_id}: {len(state.nodes)} steps")
+        self._say(f"run {state.run_id}: steps {', '.join(state.nodes)}")
         yield
 
     def update(self, event: Event) -> None:

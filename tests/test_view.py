@@ -143,7 +143,7 @@ def test_plain_lines():
             state.apply(event)
             view.update(event)
     lines = [line.partition(" ")[2] for line in stream.getvalue().splitlines()]
-    assert lines[0] == "run conformance: 1 steps"
+    assert lines[0] == "run conformance: steps a"
     assert lines[1] == "a started"
     assert lines[2].startswith("a waits: attempt 1 failed, again in 1m ")
     assert lines[2].endswith("; exit 75: busy")

@@ -1,8 +1,10 @@
 """Runs a Workflow here: one process an attempt, independent tasks side by side.
 
 As on Argo: a task starts when all that it depends on has succeeded or was skipped; it is omitted when
-something did not; other branches go on. An attempt is tried again by the exit table (retry.py). The
-exit handler runs last, also after a failure, but not after a cancel (as with Argo's `terminate`).
+something did not; other branches go on and start their tasks too (Argo 4.0.7 does that with failFast
+left alone). An attempt is tried again by the exit table (retry.py); one that takes too long is ended by
+SIGTERM, fails with 143 and may be tried again like whatever the system ended. The exit handler runs
+last, also after a failure, but not after a cancel (as with Argo's `terminate`).
 
 One thread decides (the one that calls `run`); each attempt has a thread that waits for its process.
 All that happens comes to the deciding thread as a call in one queue, so nothing polls.
