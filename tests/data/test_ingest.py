@@ -46,7 +46,8 @@ def test_file_order_workers_and_runs_make_no_difference(store, tmp_path, monkeyp
     again = write(tmp_path / "b", dict(reversed(files.items())))
     monkeypatch.setattr(gather, "ONE_PROCESS_BYTES", 0)
     monkeypatch.setattr(gather, "PIECE_BYTES", 700)
-    monkeypatch.setattr(docs_module, "_ONE_PROCESS_BYTES", 0)
+    monkeypatch.setattr(gather, "RANGE_BYTES", 300)
+    monkeypatch.setattr(docs_module, "ONE_PROCESS_BYTES", 0)
     assert take(store, again, workers=1, holdout_fraction=0.3) == first
     assert take(store, again, workers=2, holdout_fraction=0.3) == first
 
@@ -67,7 +68,7 @@ def test_partitions_and_batches_are_ranges_of_digests(store, tmp_path, monkeypat
     folder = write(tmp_path / "in", some_files())
     whole = take(store, folder, holdout_fraction=0.3)[1]
     monkeypatch.setattr(docs_module, "PARTITION_BYTES", 500)
-    monkeypatch.setattr(docs_module, "BATCH_BYTES", 200)
+    monkeypatch.setattr(docs_module, "RANGE_BYTES", 200)
     result, manifest = take(store, folder, holdout_fraction=0.3)
     assert len(result.partitions) > 4
     assert list(result.partitions) == sorted(result.partitions, key=lambda name: (name[0] == "h", name))

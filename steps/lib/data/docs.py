@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from steps.lib.data.gather import WORD_VALUES, Counts
+from steps.lib.data.gather import ONE_PROCESS_BYTES, RANGE_BYTES, Counts, bits_for
 from steps.lib.data.pool import map_processes
-from steps.lib.data.runs import Run
+from steps.lib.data.runs import WORD_VALUES, Part, Run
 from steps.lib.digest import digest_of
 from steps.lib.errors import UserError
 from steps.lib.folder import File, Manifest, publish, put_blob, sha256_file
@@ -33,10 +32,7 @@ Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 PARTITION_BYTES = 256 << 20
 """Text of one partition, the unit that tokenizing fans out over."""
-BATCH_BYTES = 8 << 20
-"""Text of one record batch, and what merging holds in memory."""
 _MAX_PARTITION_BITS = 10
-_ONE_PROCESS_BYTES = 48 << 20
 _SCHEMA = pa.schema([("text", pa.large_string()), ("source", pa.large_string())])
 
 
@@ -69,8 +65,9 @@ def merge(
     threshold = held_out_threshold(counts.held_out_words, holdout_fraction)
     held_out_bytes = counts.text_bytes * threshold // WORD_VALUES
     sizes = {"train": counts.text_bytes - held_out_bytes, "heldout": held_out_bytes}
-    tasks = [task for split in SPLITS for task in _tasks(tuple(sorted(runs)), split, threshold, sizes[split], folder)]
-    if counts.text_bytes <= _ONE_PROCESS_BYTES:
+    splits = SPLITS if threshold else SPLITS[:1]
+    tasks = [task for split in splits for task in _tasks(tuple(sorted(runs)), split, threshold, sizes[split], folder)]
+    if counts.text_bytes <= ONE_PROCESS_BYTES:
         workers = 1
     return [file for file in map_processes(_merge_partition, tasks, workers=workers) if file.num_documents]
 
@@ -133,7 +130,7 @@ def read_texts(store: Store, file: File, scratch: Path) -> Iterator[Any]:
     try:
         if sha256_file(path) != file.sha256:
             raise UserError(f"{file.key}: differs from the digest in its manifest; run ingest again")
-        with pa.memory_map(str(path)) as source:
+        with pa.OSFile(str(path)) as source:
             reader = pa.ipc.open_file(source)
             for i in range(reader.num_record_batches):
                 yield reader.get_batch(i).column("text")
@@ -142,21 +139,16 @@ def read_texts(store: Store, file: File, scratch: Path) -> Iterator[Any]:
 
 
 def _tasks(runs: tuple[Path, ...], split: Split, threshold: int, text_bytes: int, folder: Path) -> Iterator[_Task]:
-    bits = min(_bits(text_bytes, PARTITION_BYTES), _MAX_PARTITION_BITS)
-    num_batches = 1 << max(_bits(text_bytes, BATCH_BYTES) - bits, 0)
+    bits = min(bits_for(text_bytes, PARTITION_BYTES), _MAX_PARTITION_BITS)
+    num_batches = 1 << max(bits_for(text_bytes, RANGE_BYTES) - bits, 0)
     width = WORD_VALUES >> bits
     for i in range(1 << bits):
         yield _Task(runs, split, threshold, i * width, (i + 1) * width, num_batches, folder / f"{split}-{i}.arrow")
 
 
-def _bits(total: int, most: int) -> int:
-    """Smallest b with total / 2**b <= most."""
-    return (max(-(-total // most), 1) - 1).bit_length()
-
-
 def _merge_partition(task: _Task) -> MergedFile:
     """Write one partition and, beside it, the digests of its documents."""
-    runs = [Run.open(path) for path in task.runs]  # anew for each partition: pages read count as ours
+    runs = [Run(path) for path in task.runs]
     width = (task.stop - task.start) // task.num_batches
     num_documents = text_bytes = 0
     digests_path = _digests_path(task.path)
@@ -166,8 +158,7 @@ def _merge_partition(task: _Task) -> MergedFile:
         digests_path.open("wb") as out,
     ):
         for start in range(task.start, task.stop, width):
-            parts = [run.between(start, start + width) for run in runs]
-            merged = _merge_range([part.where(_in_split(part, task)) for part in parts])
+            merged = _merge_range([_of_split(run.between(start, start + width), task) for run in runs])
             if len(merged.words):
                 writer.write_batch(merged.batch.select(["text", "source"]))
                 out.write(merged.words.astype(">u8").tobytes())
@@ -176,12 +167,12 @@ def _merge_partition(task: _Task) -> MergedFile:
     return MergedFile(task.path, task.split, num_documents, text_bytes)
 
 
-def _in_split(part: Run, task: _Task) -> npt.NDArray[np.bool_]:
+def _of_split(part: Part, task: _Task) -> Part:
     held_out = part.words[:, 1] < np.uint64(task.threshold)
-    return held_out if task.split == "heldout" else ~held_out
+    return part.where(held_out if task.split == "heldout" else ~held_out)
 
 
-def _merge_range(parts: list[Run]) -> Run:
+def _merge_range(parts: list[Part]) -> Part:
     """The unique documents of a range of digests, sorted.
 
     Of copies the one from the first source file by name stays.
@@ -202,7 +193,7 @@ def _merge_range(parts: list[Run]) -> Run:
     words = words[kept]
     order = np.lexsort(words.T[::-1])
     table = pa.concat_batches([part.batch for part in chosen])
-    return Run(table.take(pa.array(order)), words[order])
+    return Part(table.take(pa.array(order)), words[order])
 
 
 def _text_bytes(texts: Any) -> int:

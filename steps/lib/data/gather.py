@@ -8,13 +8,15 @@ from typing import NamedTuple
 from steps.lib.data.clean import Example, Reject, Rejects, clean
 from steps.lib.data.pool import map_processes
 from steps.lib.data.reading import Piece, read, split
-from steps.lib.data.runs import RunWriter, held_out_word
+from steps.lib.data.runs import WORD_VALUES, RunWriter, held_out_word
 from steps.lib.data.source import Source, SourceFile, check_unchanged
 
 PIECE_BYTES = 32 << 20
+RANGE_BYTES = 8 << 20
+"""Text of one range of digests, about: what merging holds in memory."""
+_MAX_RUN_BITS = 12
 ONE_PROCESS_BYTES = 48 << 20
 """Less than this is read sooner than a second process has started."""
-WORD_VALUES = 1 << 64
 
 
 class Rules(NamedTuple):
@@ -50,6 +52,7 @@ class _Task:
     pieces: tuple[Piece, ...]
     rules: Rules
     folder: Path
+    run_bits: int
 
 
 class _PieceCount(NamedTuple):
@@ -71,10 +74,16 @@ def gather(
         TemporaryError: a file changed meanwhile.
     """
     pieces = [piece for file in files for piece in split(source, file, rules.format, PIECE_BYTES)]
-    tasks = [_Task(source, group, rules, folder) for group in _groups(pieces)]
+    run_bits = min(bits_for(sum(file.size for file in files), RANGE_BYTES), _MAX_RUN_BITS)
+    tasks = [_Task(source, group, rules, folder, run_bits) for group in _groups(pieces)]
     answers = map_processes(_gather_group, tasks, workers=workers)
     counted = {done.piece: done for answer, _ in answers for done in answer}
     return _add_up([counted[piece] for piece in pieces]), [path for _, paths in answers for path in paths]
+
+
+def bits_for(total: int, most: int) -> int:
+    """Smallest b with total / 2**b <= most."""
+    return (max(-(-total // most), 1) - 1).bit_length()
 
 
 def _groups(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
@@ -100,7 +109,7 @@ def _size(piece: Piece) -> int:
 
 
 def _gather_group(task: _Task) -> tuple[list[_PieceCount], list[Path]]:
-    writer = RunWriter(task.folder)
+    writer = RunWriter(task.folder, task.run_bits)
     done = [_gather_piece(task, piece, writer) for piece in task.pieces]
     writer.flush()
     return done, writer.paths

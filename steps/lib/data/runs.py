@@ -1,8 +1,8 @@
 """Documents on their way: files of documents sorted by digest, so that memory stays bounded.
 
 A process collects documents until it holds RUN_BYTES of text, drops those it has twice, and writes
-a run: an Arrow file of one batch with columns digest, text, source, sorted by digest. Merging reads
-the same range of digests of every run (docs.py).
+a run: an Arrow file with columns digest, text, source, sorted by digest, a batch for each of 2**bits
+equal ranges of digests. Merging reads the same range of every run (docs.py).
 
 A digest is the sha256 of the clean text, seen as four big-endian 64-bit words: the first orders and
 partitions, the second chooses the held-out documents.
@@ -11,6 +11,7 @@ partitions, the second chooses the held-out documents.
 import hashlib
 import uuid
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,17 @@ import pyarrow as pa
 
 RUN_BYTES = 32 << 20
 DIGEST_BYTES = 32
+WORD_VALUES = 1 << 64
 SCHEMA = pa.schema(
     [("digest", pa.binary(DIGEST_BYTES)), ("text", pa.large_string()), ("source", pa.large_string())]
 )  # fmt: skip
 
 
 class RunWriter:
-    """Collects documents and writes them as runs below `folder`."""
+    """Collects documents and writes them as runs below `folder`, in 2**bits batches each."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, bits: int):
+        self._folder, self._bits = folder, bits
         self._held: dict[bytes, tuple[bytes, str]] = {}
         self._held_bytes = 0
         self.paths: list[Path] = []
@@ -62,34 +64,44 @@ class RunWriter:
         self._held, self._held_bytes = {}, 0
         path = self._folder / f"{uuid.uuid4().hex}.run"
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+            batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            inner = np.arange(1, 1 << self._bits, dtype=np.uint64) << np.uint64(64 - self._bits if self._bits else 0)
+            cuts = [0, *np.searchsorted(words_of(columns[0])[:, 0], inner).tolist(), len(rows)]
+            for start, stop in pairwise(cuts):
+                writer.write_batch(batch.slice(start, stop - start))
         self.paths.append(path)
 
 
 @dataclass(frozen=True)
-class Run:
-    """An open run, mapped into memory; n documents."""
+class Part:
+    """n documents, sorted by digest."""
 
     batch: Any
+    """Columns as in SCHEMA."""
     words: npt.NDArray[np.uint64]
     """[n, 4]: the digests."""
 
-    @classmethod
-    def open(cls, path: Path) -> "Run":
-        """Map a run."""
-        batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-        return cls(batch, words_of(batch.column("digest")))
-
-    def between(self, start: int, stop: int) -> "Run":
-        """The documents whose first word lies in [start, stop); no bytes move."""
-        first = self.words[:, 0]
-        low = int(np.searchsorted(first, np.uint64(start)))
-        high = len(first) if stop >= 1 << 64 else int(np.searchsorted(first, np.uint64(stop)))
-        return Run(self.batch.slice(low, high - low), self.words[low:high])
-
-    def where(self, kept: npt.NDArray[np.bool_]) -> "Run":
+    def where(self, kept: npt.NDArray[np.bool_]) -> "Part":
         """The documents that the mask keeps."""
-        return self if kept.all() else Run(self.batch.filter(pa.array(kept)), self.words[kept])
+        return self if kept.all() else Part(self.batch.filter(pa.array(kept)), self.words[kept])
+
+
+class Run:
+    """An open run. Reads what is asked for (a mapped file would count as memory in use)."""
+
+    def __init__(self, path: Path):
+        self._reader = pa.ipc.open_file(pa.OSFile(str(path)))
+
+    def between(self, start: int, stop: int) -> Part:
+        """The documents whose first word lies in [start, stop)."""
+        num_batches = self._reader.num_record_batches
+        width = WORD_VALUES // num_batches
+        batches = [self._reader.get_batch(i) for i in range(start // width, -(-stop // width))]
+        batch = pa.concat_batches(batches) if len(batches) > 1 else batches[0]
+        words = words_of(batch.column("digest"))
+        low = int(np.searchsorted(words[:, 0], np.uint64(start)))
+        high = int(np.searchsorted(words[:, 0], np.uint64(stop - 1), side="right"))
+        return Part(batch.slice(low, high - low), words[low:high])
 
 
 def words_of(digests: Any) -> npt.NDArray[np.uint64]:
