@@ -45,7 +45,7 @@ class Runs:
 
     def __init__(self, folder: Path):
         self.store_uri = f"file://{folder}/store"
-        self.env = os.environ | {"TRIPOD_STORE": self.store_uri, "PYTHONPATH": str(ROOT)}
+        self.env = os.environ | {"TRIPOD_STORE": self.store_uri, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, document: dict) -> subprocess.Popen[str]:
