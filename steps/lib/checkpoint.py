@@ -89,9 +89,12 @@ def read_meta(store: Store, prefix: str) -> CheckpointMeta:
     """What the committed checkpoint at `prefix` says of itself.
 
     Raises:
-        UserError: there is no checkpoint.
+        UserError: there is no checkpoint, or what it says cannot be read.
     """
-    return CheckpointMeta.model_validate(folder.load(store, prefix, KIND).meta)
+    try:
+        return CheckpointMeta.model_validate(folder.load(store, prefix, KIND).meta)
+    except ValidationError as e:
+        raise UserError(f"{prefix}/{folder.MANIFEST}: unreadable, {e.errors()[0]['msg']}") from e
 
 
 def read_index(store: Store, prefix: str) -> Index:

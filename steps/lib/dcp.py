@@ -3,7 +3,7 @@
 The layout is in steps.lib.checkpoint. One writer or reader serves one dcp.save or dcp.load:
 
     dcp.save(state, storage_writer=StoreWriter(store, prefix, meta), process_group=group)
-    dcp.load(state, storage_reader=StoreReader(store, prefix), process_group=group)
+    dcp.load(state, storage_reader=StoreReader(store, prefix, index), process_group=group)
 """
 
 import zlib
@@ -37,7 +37,6 @@ from steps.lib.checkpoint import (
     as_tensor,
     clear,
     narrow,
-    read_index,
     verify,
 )
 from steps.lib.digest import canonical_json, sha256_hex
@@ -178,11 +177,16 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 class StoreReader(StorageReader):
-    """Reads the checkpoint below a prefix of the store into whatever sharding the reader has."""
+    """Reads the checkpoint below a prefix of the store into whatever sharding the reader has.
 
-    def __init__(self, store: Store, prefix: str):
+    Args:
+        index: of that checkpoint (steps.lib.checkpoint.read_index): read by one rank, handed to all.
+    """
+
+    def __init__(self, store: Store, prefix: str, index: Index):
         self.store = store
         self.prefix = prefix
+        self.index = index
         self.parts: dict[MetadataIndex, Part] = {}
         self.dtypes: dict[str, str] = {}
 
@@ -190,13 +194,8 @@ class StoreReader(StorageReader):
         """A reader is made for one load; nothing to do."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index in DCP's terms.
-
-        Raises:
-            UserError: there is no committed checkpoint.
-        """
-        folder.load(self.store, self.prefix, KIND)
-        entries = read_index(self.store, self.prefix).tensors
+        """The index in DCP's terms."""
+        entries = self.index.tensors
         return Metadata(
             state_dict_metadata={name: _tensor_metadata(entry) for name, entry in entries.items()},
             storage_data={

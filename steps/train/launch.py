@@ -143,7 +143,7 @@ class _Stopping:
         if not self.asked:
             self.asked = True
             self.kill_at = (
-                time.monotonic() + self.grace_s - min(5.0, self.grace_s * 0.2)
+                time.monotonic() + self.grace_s - min(5.0, self.grace_s / 2)
             )  # be gone before we are killed
             self.mailbox.ask_to_stop()
             self.mailbox.signal(signal.SIGTERM)

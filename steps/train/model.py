@@ -37,7 +37,7 @@ class TrainedLlama(LlamaForCausalLM):  # type: ignore[no-untyped-call] # transfo
         targets = tokens[:, 1:].flatten()  # [T]
         if not self.chunk_tokens:
             return _loss_sum(self.lm_head, hidden, targets)
-        total = hidden.new_zeros((), dtype=torch.float32)
+        total: Tensor = hidden.new_zeros((), dtype=torch.float32)
         for h, t in zip(torch.split(hidden, self.chunk_tokens), torch.split(targets, self.chunk_tokens), strict=True):
             # logits [chunk, V] are recomputed in the backward pass: at no time are all of them kept
             total = total + cast(Tensor, checkpoint(_loss_sum, self.lm_head, h, t, use_reentrant=False))

@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
-from steps.lib import checkpoint
-from steps.lib.checkpoint import CheckpointMeta
+from steps.lib import checkpoint, folder
+from steps.lib.checkpoint import CheckpointMeta, Index
 from steps.lib.dcp import StoreReader
-from steps.lib.errors import TemporaryError
+from steps.lib.errors import TemporaryError, UserError
 from steps.lib.store import Store
 from steps.train import state as training_state
 from steps.train.gang import Gang
@@ -40,13 +40,13 @@ def restore(
     """
     candidates = _candidates(store, base) if gang.is_first else iter(())
     while True:
-        chosen: list[CheckpointMeta | None] = [next(candidates, None)]
+        chosen: list[tuple[CheckpointMeta, Index] | None] = [next(candidates, None)]
         dist.broadcast_object_list(chosen, src=0, group=gang.control)
-        meta = chosen[0]
-        if meta is None:
+        if chosen[0] is None:
             return None
+        meta, index = chosen[0]
         prefix = checkpoint.prefix_of(base, meta.step)
-        problem = _load(store, prefix, gang, parameters, optimizer, meta)
+        problem = _load(StoreReader(store, prefix, index), gang, parameters, optimizer, meta)
         if not problem:
             set_applied_steps(optimizer, meta.optimizer_steps)
             if meta.world_size != gang.ranks:
@@ -56,19 +56,22 @@ def restore(
             _tell_skipped(prefix, problem)
 
 
-def _candidates(store: Store, base: str) -> Iterator[CheckpointMeta]:
+def _candidates(store: Store, base: str) -> Iterator[tuple[CheckpointMeta, Index]]:
     for step in checkpoint.committed_steps(store, base):
         prefix = checkpoint.prefix_of(base, step)
-        problem = checkpoint.problem_with(store, prefix)
+        try:
+            found = checkpoint.read_meta(store, prefix), checkpoint.read_index(store, prefix)
+            problem = folder.check(store, prefix)
+        except UserError as e:
+            problem = str(e)
         if problem:
             _tell_skipped(prefix, problem)
         else:
-            yield checkpoint.read_meta(store, prefix)
+            yield found
 
 
 def _load(
-    store: Store,
-    prefix: str,
+    reader: StoreReader,
     gang: Gang,
     parameters: dict[str, DTensor],
     optimizer: AdamW,
@@ -82,7 +85,7 @@ def _load(
     try:
         load(
             state,
-            storage_reader=StoreReader(store, prefix),
+            storage_reader=reader,
             planner=DefaultLoadPlanner(flatten_state_dict=False),
             process_group=gang.checkpoints,
         )

@@ -44,7 +44,7 @@ def work(job_file: Path, should_stop: Callable[[], bool]) -> None:
         ranks=int(os.environ["WORLD_SIZE"]),
     ) as gang:
         store = open_store(job.store_uri)
-        loop = _set_up(job, store, gang, should_stop)
+        loop = set_up(job, store, gang, should_stop)
         if not loop.run():
             prefix = checkpoint.prefix_of(job.base, loop.training.step)
             raise PreemptedError(
@@ -53,7 +53,8 @@ def work(job_file: Path, should_stop: Callable[[], bool]) -> None:
             )
 
 
-def _set_up(job: Job, store: Store, gang: Gang, should_stop: Callable[[], bool]) -> Loop:
+def set_up(job: Job, store: Store, gang: Gang, should_stop: Callable[[], bool]) -> Loop:
+    """Model, optimizer, position and generators as the newest whole checkpoint has them, or as the seed says."""
     model, train = job.params.model, job.params.train
     seed_rng(train.seed, 0, gang.rank)
     net = build_sharded(model, train, gang, job.eos_id)
