@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from steps.lib import folder, llama
+from steps.lib.digest import sha256_hex
 from steps.lib.store import Store
 
 TEXT = [
@@ -94,8 +95,12 @@ def publish_checkpoint(
         "samples": 16,
         "optimizer_steps": 4,
     }
-    content = {"index.json": json.dumps({"tensors": index}).encode(), "rank-00000.bin": bytes(data)}
-    folder.publish(store, prefix, kind="checkpoint", content=content, meta=meta)
+    files = []
+    for name, content in {"index.json": json.dumps({"tensors": index}).encode(), "rank-00000.bin": bytes(data)}.items():
+        key = f"{prefix}/{name}"
+        store.upload(key, content)
+        files.append(folder.File(name=name, key=key, size=len(content), sha256=sha256_hex(content)))
+    folder.publish(store, prefix, kind="checkpoint", files=files, meta=meta)
     return prefix
 
 
@@ -132,3 +137,8 @@ def publish_dataset(
     }
     folder.publish(store, prefix, kind="dataset", files=files, meta=meta)
     return prefix
+
+
+def decode(ids: list[int]) -> str:
+    """The text of `ids`, by the same tokenizer."""
+    return Tokenizer.from_str(tokenizer_files()["tokenizer.json"].decode()).decode(ids)

@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from steps.lib import registry, vllm
+from steps.lib import folder, registry, vllm
 from steps.lib.errors import RejectedError, TemporaryError, UserError
 from steps.lib.serving import Serving, process_started
 from tests.after.serving import Place, publish_model
@@ -114,8 +114,9 @@ def test_refused_before_anything_starts(place, meta, changes, said):
 
 def test_a_folder_with_a_hole_is_refused(place):
     model = publish_model(place.store)
-    place.store.delete([f"{model}/model.safetensors"])
-    with pytest.raises(UserError, match=r"models/m/v1 is broken: models/m/v1/model.safetensors is missing"):
+    weights = next(file for file in folder.load(place.store, model).files if file.name == "model.safetensors")
+    place.store.delete([weights.key])
+    with pytest.raises(UserError, match=rf"models/m/v1 is broken: {weights.key} is missing"):
         place.deploy(model)
     assert place.num_starts == 0
 
