@@ -2,6 +2,8 @@
 
 raw/example/*.txt   docs/example   tokenizers/example   tokens/example      all text is for training
 datasets/example/v1                                                         a quarter is held out
+checkpoints/example/step-4                                                  random weights
+models/example/v1                                                           the same, exported
 """
 
 import tempfile
@@ -22,6 +24,7 @@ _ENDS = ("before the rain", "at noon", "without a word", "in the cold hall", "as
 def seed_examples(store: Store) -> None:
     """Publish everything that an EXAMPLE names."""
     seed_data(store)
+    seed_checkpoint(store)
 
 
 def seed_data(store: Store) -> None:
@@ -66,3 +69,28 @@ def _move(store: Store, prefix: str, to: str) -> None:
     files = [file for file in manifest.files if not file.key.startswith(prefix)]
     publish(store, to, kind=manifest.kind, content=content, files=files, meta=manifest.meta)
     store.delete([f"{prefix}/{MANIFEST}"])
+
+
+def seed_checkpoint(store: Store) -> None:
+    """A checkpoint as the train step's EXAMPLE would end with; needs the data."""
+    from steps import train
+    from tests.after import making
+
+    config, dataset = train.EXAMPLE.model, "datasets/example/v1"
+    making.publish_checkpoint(
+        store,
+        making.random_model(config),
+        config,
+        prefix="checkpoints/example/step-4",
+        dataset=dataset,
+        eos_id=load(store, dataset).meta["eos_id"],
+    )
+
+
+def seed_model(store: Store) -> None:
+    """The export of that checkpoint, for steps that are not cached and so not run by the contract test."""
+    from steps import export
+
+    with tempfile.TemporaryDirectory() as scratch:
+        ctx = Context(store=store, run_id="example", key="0" * 64, scratch=Path(scratch), say=lambda line: None)
+        _move(store, export.run(export.EXAMPLE, ctx).model, "models/example/v1")
