@@ -28,6 +28,11 @@ def lines(*records: Any) -> bytes:
     return b"".join((r if isinstance(r, bytes) else json.dumps(r).encode()) + b"\n" for r in records)
 
 
+def read_file(store: Store, prefix: str, name: str) -> bytes:
+    """The file `name` of a published folder."""
+    return store.get(next(file.key for file in load(store, prefix).files if file.name == name))
+
+
 def gz(data: bytes) -> bytes:
     """Gzip, the same bytes each time."""
     return gzip.compress(data, mtime=0)

@@ -15,7 +15,7 @@ from steps.lib.data import docs as docs_module
 from steps.lib.data.tokens import dtype_of, end_documents, write_shard
 from steps.lib.errors import UserError
 from steps.lib.store import open_store
-from tests.data.making import documents, take, write
+from tests.data.making import documents, read_file, take, write
 from tests.examples import example_text, seed_examples, tokenize_all
 from tests.steps.calling import context
 
@@ -64,7 +64,7 @@ def shard_documents(store, manifest, split):
 def test_every_document_is_its_ids_and_one_end(seeded, tmp_path):
     docs, docs_manifest = make_docs(seeded, tmp_path, holdout_fraction=0.3)
     result, manifest = make_dataset(seeded, docs.docs)
-    reference = tokenizers.Tokenizer.from_str(seeded.get("tokenizers/example/tokenizer.json").decode())
+    reference = tokenizers.Tokenizer.from_str(read_file(seeded, "tokenizers/example", "tokenizer.json").decode())
     reference.encode_special_tokens = True
     num_ends = 0
     for split in ("train", "heldout"):
@@ -185,7 +185,7 @@ def test_parts_of_another_sharding_or_tokenizer_are_refused(seeded, tmp_path, mo
     docs, _ = make_docs(seeded, tmp_path)
     params = {"docs": docs.docs, "partition": "train-00000.arrow"}
     one = tokenize.run(tokenize.Params(tokenizer="tokenizers/example", **params), context(seeded)).tokens
-    reference = tokenizers.Tokenizer.from_str(seeded.get("tokenizers/example/tokenizer.json").decode())
+    reference = tokenizers.Tokenizer.from_str(read_file(seeded, "tokenizers/example", "tokenizer.json").decode())
     reference.add_tokens(["Tale "])
     from steps.lib.data.bpe import publish_tokenizer
 
@@ -211,7 +211,7 @@ def test_dtype_holds_the_true_largest_id(store, tmp_path):
     """A vocabulary of 151,669: id 151,645 wraps to 20,573 in 16 bits."""
     assert [dtype_of(n) for n in (300, 65_536, 65_537, 151_669)] == ["uint16", "uint16", "uint32", "uint32"]
     seed_examples(store)
-    base = json.loads(store.get("tokenizers/example/tokenizer.json"))
+    base = json.loads(read_file(store, "tokenizers/example", "tokenizer.json"))
     vocab = base["model"]["vocab"]
     for i in range(len(vocab), 151_645):
         vocab[f"unused {i}"] = i

@@ -16,7 +16,7 @@ from steps.lib.data import encode
 from steps.lib.data.bpe import sample, train
 from steps.lib.data.encode import Encoder, agree, describe, hard_texts, open_encoder
 from steps.lib.errors import UserError
-from tests.data.making import take, write
+from tests.data.making import read_file, take, write
 from tests.examples import example_text
 from tests.steps.calling import context
 
@@ -61,7 +61,7 @@ def test_only_training_documents_are_used(store, tmp_path):
     made = tokenizer.run(tokenizer.Params(docs=result.docs, vocab_size=280), context(store)).tokenizer
     [train_file] = [f for f in manifest.files if f.meta["split"] == "train"]
     texts = pa.ipc.open_file(store.get(train_file.key)).read_all()["text"].to_pylist()
-    assert store.get(f"{made}/tokenizer.json").decode() == train(texts, 280)
+    assert read_file(store, made, "tokenizer.json").decode() == train(texts, 280)
 
 
 def test_sample_is_spread_evenly_and_bounded():

@@ -85,7 +85,7 @@ def test_slow_down_for_ever_ends(proxy: Proxy, far: S3Store, operation: str, cal
     assert text.startswith(f"{operation} a")
     assert proxy.endpoint in text
     assert "503 SlowDown" in text
-    assert len(proxy.seen) >= 3
+    assert len(proxy.seen) >= 2
 
 
 @pytest.mark.parametrize("call", [lambda store: store.get("k"), lambda store: store.read("k")])

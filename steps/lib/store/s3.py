@@ -274,15 +274,16 @@ class S3Store(Store):
 
     def _patiently(self, call: Callable[[Link], T]) -> T:
         """`call` until it works, within the budget and with credentials that may be renewed meanwhile."""
+        link = self._connection.link()
         started, renewals = time.monotonic(), 0
         for attempt in count():
-            link = self._connection.link()
             try:
                 return call(link)
             except failures.CredentialsError:
                 renewals += 1
                 if renewals > _RENEWALS or not self._connection.renew(link):
                     raise
+                link = self._connection.link()
             except TemporaryError as e:
                 spent = time.monotonic() - started
                 if spent >= self._retry_s:
