@@ -97,28 +97,21 @@ def memory_lines(recipe: Recipe, site: Site) -> list[str]:
     Raises:
         UserError: a size does not divide the batch, or does not fit the device.
     """
-    from steps.train.size import memory_per_device
+    from steps.train.size import estimate
 
     lines = []
     for nodes in recipe.scale.nodes:
         ranks = nodes * site.gang.processes_per_node
-        per_pass = ranks * recipe.train.micro_batch
-        if recipe.train.global_batch % per_pass:
-            raise UserError(
-                f"scale.nodes {nodes}: train.global_batch {recipe.train.global_batch} does not divide by {ranks} ranks x "
-                f"micro_batch {recipe.train.micro_batch} = {per_pass}; change one of them"
-            )
-        if ranks % recipe.train.replicate:
-            raise UserError(
-                f"scale.nodes {nodes}: {ranks} ranks do not divide by train.replicate {recipe.train.replicate}"
-            )
-        need = memory_per_device(recipe.model, recipe.train, ranks=ranks)
+        try:
+            need = estimate(recipe.model, recipe.train, ranks)
+        except UserError as e:
+            raise UserError(f"scale.nodes {nodes}: {e}") from e
         if site.gang.device_memory_gib:
             lines.append(f"memory {need.total_gib:.1f} of {site.gang.device_memory_gib:.0f} GiB a device on {ranks}")
             if need.total_gib > site.gang.device_memory_gib:
                 raise UserError(
                     f"scale.nodes {nodes}: needs {need.total_gib:.0f} GiB a device, the site has {site.gang.device_memory_gib:.0f}; "
-                    "more nodes, a smaller train.micro_batch or activation_checkpointing = 'full' need less"
+                    "more nodes, a smaller train.micro_batch or train.activation_checkpointing=full need less"
                 )
     return lines
 

@@ -47,6 +47,8 @@ from pipelines.engine.workflow import Workflow
 from steps.lib.errors import Exit
 
 Call = Callable[[], None]
+SAME_WISH_S = 0.5
+"""Cancels that come closer together than this are one."""
 
 
 class LocalEngine:
@@ -93,6 +95,7 @@ class LocalEngine:
         self._first_bad: tuple[str, NodeResult] | None = None
         self._stop_reason = ""
         self._cancelled = False
+        self._cancelled_at = 0.0
         self._emit_lock = threading.Lock()
 
     def run(self) -> Outcome:
@@ -111,7 +114,7 @@ class LocalEngine:
     def cancel(self) -> None:
         """Stop: nothing new starts, processes are asked to end and killed after the grace time.
 
-        A second call kills at once. Safe from any thread and from a signal handler.
+        A second call, half a second later or more, kills at once. Safe from any thread and from a signal handler.
         """
         self._inbox.put(self._on_cancel)
 
@@ -267,10 +270,13 @@ class LocalEngine:
     # ---- stopping ----------------------------------------------------------------------------
 
     def _on_cancel(self) -> None:
+        now = time.monotonic()
         if self._cancelled:
-            self._kill_all()
+            # `timeout` and process managers signal the process and its group: twice at once is one wish
+            if now - self._cancelled_at > SAME_WISH_S:
+                self._kill_all()
             return
-        self._cancelled = True
+        self._cancelled, self._cancelled_at = True, now
         self._stop("cancelled")
 
     def _expire_run(self) -> None:

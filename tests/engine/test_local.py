@@ -2,10 +2,12 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from pipelines.engine.local import SAME_WISH_S
 from tests.engine.engines import LocalEngine, is_alive, wait_until
 from tests.engine.workflows import ALL, task, template, workflow
 
@@ -55,6 +57,9 @@ def test_a_second_cancel_kills_at_once(tmp_path):
     [pid] = pids(run.wait_for_line("a", "pid"))
     run.cancel()
     run.wait_for_line("a", "asked")
+    run.process.send_signal(signal.SIGINT)  # at once: the same wish again, as from `timeout`
+    time.sleep(1.5 * SAME_WISH_S)
+    assert is_alive(pid)
     run.process.send_signal(signal.SIGINT)
     assert run.result().exit_code == 130
     assert not is_alive(pid)
