@@ -16,7 +16,7 @@ from typing import Any
 
 from steps.lib.digest import digest_of
 from steps.lib.errors import UserError
-from steps.lib.folder import MANIFEST, File, Manifest, load, publish
+from steps.lib.folder import MANIFEST, File, Manifest, check, load, publish
 from steps.lib.store import Store, check_key
 
 SCHEMA_VERSION = 1
@@ -100,11 +100,14 @@ def publish_version(
         The prefix, and the manifest that stands there.
 
     Raises:
-        UserError: `name` cannot be part of a key, or another content has this version's name.
+        UserError: `name` cannot be part of a key, or the version is there and broken.
     """
     prefix = check_key(f"datasets/{name}/{version[:16]}")
     if store.head(f"{prefix}/{MANIFEST}") is not None:
         there = load(store, prefix, kind="dataset")
+        problem = check(store, prefix)
+        if problem:
+            raise UserError(f"{prefix}: {problem}; bring it back, or publish under another name")
         if there.meta["version"] == version:
             return prefix, there
     return prefix, publish(store, prefix, kind="dataset", files=files, meta={"version": version, **meta})

@@ -1,5 +1,7 @@
 """Training the tokenizer: deterministic, whole, loadable; and encoding: text is text (cases T01, T05)."""
 
+import json
+import random
 import subprocess
 import sys
 from itertools import pairwise
@@ -159,3 +161,11 @@ def test_text_without_breaks_is_encoded_in_bounded_time(tokenizer_json, text):
     assert ids[: offsets[1]].tolist() == reference.encode("before").ids
     assert ids[offsets[2] :].tolist() == reference.encode("after").ids
     assert reference.decode(ids[offsets[1] : offsets[2]].tolist()) == text
+
+
+@pytest.mark.parametrize("text", ["a" * (8 << 20), " " * (8 << 20), random.Random(1).randbytes(4 << 20).hex()])
+def test_a_document_without_breaks_does_not_hold_up_training(text):
+    """As one word it would take hours; it is cut, and teaches little beside the other documents."""
+    entries = json.loads(train([text, *EXAMPLE_TEXTS * 20], 400))["model"]["vocab"]
+    without = json.loads(train(EXAMPLE_TEXTS * 20, 400))["model"]["vocab"]
+    assert len(set(without) & set(entries)) > 350

@@ -7,6 +7,9 @@ same order give the same bytes.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from steps.lib.data.encode import describe
@@ -15,8 +18,13 @@ from steps.lib.folder import publish
 from steps.lib.store import Store
 
 END_OF_TEXT = "<|endoftext|>"
-_MAX_PIECE_CHARS = 1 << 20
-"""What one document gives to training at most: a word as long as a file takes time squared."""
+_MAX_RUN_BYTES = 4096
+_PIECE_CHARS = 200
+_MAX_CUT_CHARS = 1 << 16
+"""A document with a run of over _MAX_RUN_BYTES with or without white space gives training its first
+_MAX_CUT_CHARS, in pieces: the trainer's time grows with the square of a word's length. Encoding
+knows no such limit.
+"""
 _CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": END_OF_TEXT,
@@ -37,7 +45,7 @@ def train(texts: Iterable[str], vocab_size: int) -> str:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text[:_MAX_PIECE_CHARS] for text in texts), trainer)
+    tokenizer.train_from_iterator((piece for text in texts for piece in _pieces(text)), trainer)
     return tokenizer.to_str()
 
 
@@ -50,12 +58,25 @@ def sample(batches: Iterable[Any], total_bytes: int, sample_bytes: int) -> Itera
     share = min(sample_bytes / max(total_bytes, 1), 1.0)
     seen = taken = 0
     for batch in batches:
-        for text in batch.to_pylist():
-            size = len(text.encode())
+        chosen = []
+        for row, size in enumerate(pc.binary_length(batch).to_pylist()):
             seen += size
-            if taken + size <= share * seen + 1e-6 * size or share == 1.0:
+            if share == 1.0 or taken + size <= share * seen:
                 taken += size
-                yield text
+                chosen.append(row)
+        yield from batch.take(pa.array(chosen, pa.int64())).to_pylist()
+
+
+def _pieces(text: str) -> Iterable[str]:
+    """`text` itself, or pieces of it where a word would be very long."""
+    if len(text) <= _PIECE_CHARS:
+        return (text,)
+    is_space = np.frombuffer(text.encode(), np.uint8) <= ord(" ")
+    changes = np.flatnonzero(is_space[1:] != is_space[:-1])
+    longest = np.diff(changes, prepend=-1, append=len(is_space) - 1).max()
+    if longest <= _MAX_RUN_BYTES:
+        return (text,)
+    return (text[start : start + _PIECE_CHARS] for start in range(0, min(len(text), _MAX_CUT_CHARS), _PIECE_CHARS))
 
 
 def publish_tokenizer(store: Store, tokenizer_json: str) -> tuple[str, dict[str, Any]]:
