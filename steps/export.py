@@ -52,6 +52,7 @@ def run(params: Params, ctx: Context) -> Result:
     """
     from steps.lib import checkpoint, folder, hf, llama
 
+    hf.limit_threads(ctx.env)
     meta = checkpoint.read_meta(ctx.store, params.checkpoint)
     dataset = folder.load(ctx.store, params.dataset, "dataset")
     local = ctx.scratch / "model"

@@ -114,6 +114,7 @@ def _load(params: Params, ctx: Context, meta: "CheckpointMeta", dataset: "Manife
     from steps.lib import checkpoint, folder, hf, llama
 
     folder.download(ctx.store, dataset.meta["tokenizer"], ctx.scratch / "tokenizer", "tokenizer")
+    hf.limit_threads(ctx.env)
     with torch.device(device_of(ctx.env)):
         model = llama.build(meta.model, eos_id=meta.eos_id)
     model.load_state_dict(checkpoint.load_model_state(ctx.store, params.checkpoint), strict=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import LlamaForCausalLM
 
-_BATCH_TOKENS = 8192
+_BATCH_TOKENS = 2048
 _MAX_LOGITS = 1 << 24
 """B x L x V is cut into pieces of this many, 64 MiB as float32."""
 

@@ -3,7 +3,7 @@
 ids [batch, tokens] int64 -> logits [batch, tokens, vocabulary] float
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,14 @@ def load_tokenizer(folder: Path) -> Any:
 def max_id(tokenizer: Any) -> int:
     """Largest id that the tokenizer may give, added tokens included."""
     return int(max(tokenizer.get_vocab().values()))
+
+
+def limit_threads(env: Mapping[str, str]) -> None:
+    """Use $TRIPOD_THREADS threads, when set: on cores that others use too, more threads spin for each other."""
+    import torch
+
+    if threads := env.get("TRIPOD_THREADS"):
+        torch.set_num_threads(int(threads))
 
 
 def fill(model: "LlamaForCausalLM", state: "dict[str, torch.Tensor]") -> None:

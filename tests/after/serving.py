@@ -15,7 +15,7 @@ STUB = Path(__file__).with_name("stub_server.py")
 CONFIG = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 64}
 
 
-def publish_model(store: Store, version: str = "v1", *, without: str = "", **meta: object) -> str:
+def publish_model(store: Store, version: str = "v1", *, name: str = "m", without: str = "", **meta: object) -> str:
     """A model folder that looks whole. Returns its prefix."""
     content = {
         "config.json": json.dumps(CONFIG).encode(),
@@ -35,8 +35,8 @@ def publish_model(store: Store, version: str = "v1", *, without: str = "", **met
         "bytes": 1000,
         **meta,
     }
-    folder.publish(store, f"models/m/{version}", kind="model", content=content, meta=about)
-    return f"models/m/{version}"
+    folder.publish(store, f"models/{name}/{version}", kind="model", content=content, meta=about)
+    return f"models/{name}/{version}"
 
 
 class Place:

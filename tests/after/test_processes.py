@@ -1,5 +1,6 @@
 """Servers and the processes around them: who ends with whom. Real processes, no vLLM."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import deploy as command
-from steps.lib import guard
+from steps.lib import guard, pointer
 from steps.lib.serving import Serving, process_started
 from steps.lib.wait import wait
 from tests.after.serving import Place, params, publish_model
@@ -19,8 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start_step(place: Place, **changes: object) -> subprocess.Popen[str]:
     """`python -m steps deploy` as the engine starts it."""
-    import json
-
     fields = params("models/m/v1", **changes).model_dump(mode="json")
     words = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items()]
     env = {**os.environ, **place.env}
@@ -72,6 +71,42 @@ def test_a_kept_server_outlives_the_step_until_it_is_stopped(store, tmp_path, mo
     assert "which does not serve on this machine" in capsys.readouterr().err
     assert command.main(["status", "--json"]) == 0
     assert capsys.readouterr().out == "[]\n"
+
+
+@pytest.fixture
+def here(store, tmp_path, monkeypatch):
+    """This process is at a place with the stub, the store, and a registered model of the recipe `tiny`."""
+    place = Place(store, tmp_path)
+    for name, value in place.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TRIPOD_SITE", "local")
+    pointer.move(store, "models/tiny/aliases/champion", publish_model(store, name="tiny"))
+    before = signal.getsignal(signal.SIGTERM)
+    yield place
+    signal.signal(signal.SIGTERM, before)  # the step's own handler
+
+
+def test_a_registered_model_is_served_by_its_recipe(here, capsys):
+    assert command.main(["run", "--model", "tiny", "--set", "serving.prompt=import"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["completion"] == " after 'import'"
+    assert "--keep lets it" in said.err
+
+
+def test_a_version_that_is_not_registered_is_refused(here, capsys):
+    assert command.main(["run", "--model", "tiny", "--version", "v9"]) == 2
+    assert "model tiny: none is registered" in capsys.readouterr().err, "it has an alias, but no lineage"
+    here.store.put("models/tiny/lineage/v1.json", b"{}")
+    assert command.main(["run", "--model", "tiny", "--version", "v9"]) == 2
+    assert "model tiny: 'v9': no such version or alias; versions are v1" in capsys.readouterr().err
+    assert here.num_starts == 0
+
+
+def test_help_pulls_in_nothing_heavy():
+    code = (
+        "import sys, pipelines.deploy; print([m for m in ('hera', 'boto3', 'pydantic', 'torch') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
 
 
 def run_guard(*words: str) -> subprocess.Popen[bytes]:
