@@ -10,6 +10,7 @@ job.py         what the agent hands to the workers
 worker.py      one process: signals, boundary, outcome
 work.py        its work: set-up, then
 loop.py        the loop: step, agree, log, save
+batches.py     this rank's data, two steps ahead; waiting for a store that is away
 gang.py        process groups, mesh, device
 control.py     one small message a step: stop flags, loss, sample ids
 model.py       FSDP2, start values, loss, activation checkpointing

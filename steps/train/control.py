@@ -2,8 +2,8 @@
 
 Every rank adds a float64 vector; the sum is read one step later, so nobody waits for it.
 
-    [0] how many ranks were told to stop      [2] target tokens
-    [1] summed loss                           [3:] sample ids of the global batch, each rank at its own positions
+    [0] how many ranks were told to stop      [2] summed loss      [4:] sample ids of the global batch,
+    [1] how many ranks lack data              [3] target tokens         each rank at its own positions
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-_HEAD = 3
+_HEAD = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,9 @@ class Agreed:
     """What all ranks know of one step, the same on each."""
 
     stop: bool
+    """Some rank was told to stop."""
+    waits: bool
+    """Some rank has no batch for the step after next."""
     loss: float
     """Nats a token over the global batch."""
     tokens: int
@@ -44,10 +47,10 @@ class Control:
         self.place = slice(_HEAD + rank * own, _HEAD + (rank + 1) * own)
         self.pending: deque[tuple[torch.Tensor, dist.Work]] = deque()
 
-    def send(self, *, stop: bool, loss_sum: float, tokens: int, ids: npt.NDArray[np.int64]) -> None:
+    def send(self, *, stop: bool, waits: bool, loss_sum: float, tokens: int, ids: npt.NDArray[np.int64]) -> None:
         """Start the message of a step. `ids`: this rank's sample ids, [global_batch / ranks]."""
         message = torch.zeros(self.size, dtype=torch.float64)  # integers up to 2**53 are exact
-        message[0], message[1], message[2] = float(stop), loss_sum, tokens
+        message[:_HEAD] = torch.tensor([stop, waits, loss_sum, tokens], dtype=torch.float64)
         message[self.place] = torch.from_numpy(ids)
         work = dist.all_reduce(message, group=self.group, async_op=True)
         assert work is not None
@@ -59,7 +62,17 @@ class Control:
         while len(self.pending) > leave:
             message, work = self.pending.popleft()
             work.wait()
-            values = message.tolist()
-            ids = tuple(int(i) for i in values[_HEAD:])
-            agreed.append(Agreed(stop=values[0] > 0, loss=values[1] / values[2], tokens=int(values[2]), ids=ids))
+            stop, waits, loss_sum, tokens, *ids = message.tolist()
+            agreed.append(
+                Agreed(
+                    stop=stop > 0, waits=waits > 0, loss=loss_sum / tokens, tokens=int(tokens), ids=tuple(map(int, ids))
+                )
+            )
         return agreed
+
+    def ask(self, *, stop: bool, waits: bool) -> tuple[bool, bool]:
+        """Between two steps: whether any rank was told to stop, and whether any still lacks data."""
+        assert not self.pending
+        message = torch.tensor([stop, waits], dtype=torch.float64)
+        dist.all_reduce(message, group=self.group)
+        return bool(message[0] > 0), bool(message[1] > 0)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -65,7 +66,7 @@ def _run_workers(job: Job, ctx: Context, still_ours: Callable[[], None]) -> None
             elastic_launch(_config(job.runtime, folder), "/usr/bin/env")(*_command(job, job_file))
         except ChildFailedError as e:
             failures = e.failures
-        except RendezvousError as e:
+        except (RendezvousError, DistError) as e:
             raise TemporaryError(f"rendezvous at {job.runtime.master_addr or 'this machine'}: {e}") from e
     still_ours()
     _conclude(job, ctx.store, folder, failures, stopping)
@@ -103,17 +104,17 @@ def _config(runtime: Runtime, folder: Path) -> LaunchConfig:
     )
 
 
-def _await_name(host: str) -> None:
+def _await_name(host: str, timeout_s: float = _NAME_TIMEOUT_S, poll_s: float = 1.0) -> None:
     """Until `host` has an address."""
-    deadline = time.monotonic() + _NAME_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while host:
         try:
             socket.getaddrinfo(host, None)
             return
         except socket.gaierror as e:
             if time.monotonic() > deadline:
-                raise TemporaryError(f"PET_MASTER_ADDR: {host} has no address after {_NAME_TIMEOUT_S} s") from e
-            time.sleep(1)
+                raise TemporaryError(f"PET_MASTER_ADDR: {host} has no address after {timeout_s:.0f} s") from e
+            time.sleep(poll_s)
 
 
 class _Stopping:
@@ -142,9 +143,7 @@ class _Stopping:
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         if not self.asked:
             self.asked = True
-            self.kill_at = (
-                time.monotonic() + self.grace_s - min(5.0, self.grace_s / 2)
-            )  # be gone before we are killed
+            self.kill_at = time.monotonic() + self.grace_s - min(5.0, self.grace_s / 2)  # be gone before we are killed
             self.mailbox.ask_to_stop()
             self.mailbox.signal(signal.SIGTERM)
 

@@ -4,9 +4,11 @@ Legend: G sequences of the global batch, R ranks, L sequence length.
 """
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +19,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from steps.lib.checkpoint import CheckpointMeta
-from steps.lib.errors import RejectedError
+from steps.lib.errors import RejectedError, TemporaryError
 from steps.lib.loader import Loader
 from steps.train import RECENT_STEPS, state as training_state
+from steps.train.batches import Batches
 from steps.train.control import Agreed, Control
 from steps.train.gang import Gang
 from steps.train.job import Job
@@ -32,6 +35,9 @@ from steps.train.schedule import learning_rate
 
 MAX_SKIPPED_IN_A_ROW = 20
 """So many steps in a row without finite gradients mean that the model is lost."""
+MAX_WAIT_S = 45 * 60
+"""How long the gang waits for a store that is away before it gives the machines back."""
+POLL_S = 2.0
 
 
 @dataclass(kw_only=True)
@@ -83,7 +89,14 @@ class Loop:
         self.job = job
         self.gang = gang
         self.training = training
-        self.loader = loader
+        self.batches = Batches(
+            loader,
+            start_step=training.step,
+            stop_step=self.config.steps,
+            global_batch=self.config.global_batch,
+            rank=gang.rank,
+            ranks=gang.ranks,
+        )
         self.saver = saver
         self.log = log
         self.progress = progress
@@ -91,7 +104,9 @@ class Loop:
         self.control = Control(gang.control, rank=gang.rank, ranks=gang.ranks, global_batch=self.config.global_batch)
         self.done: deque[_Done] = deque()
         self.stopping = False
+        self.someone_waits = not self.batches.fill()
         self.skipped_in_a_row = 0
+        self.step_began = time.perf_counter()
 
     def run(self) -> bool:
         """Train. The state as it is at the end is saved and committed.
@@ -103,18 +118,17 @@ class Loop:
             RejectedError: the model diverged.
             TemporaryError: the state could not be saved.
         """
-        batches = self.loader.rank_batches(
-            start_step=self.training.step,
-            global_batch=self.config.global_batch,
-            rank=self.gang.rank,
-            ranks=self.gang.ranks,
-        )
-        while self.training.step < self.config.steps and not self.stopping:
-            ids, tokens = next(batches)
-            self._step(ids, tokens)
-            self._hear(leave=1)
-            if self.training.step % self.config.checkpoint_every_steps == 0 and not self.stopping:
-                self._save("checkpointing")
+        self.saver.prepare(self._state())
+        with closing(self.batches):
+            self._wait_for_data()
+            self.step_began = time.perf_counter()
+            while self.training.step < self.config.steps and not self.stopping:
+                self._step(*self.batches.take())
+                self._hear(leave=1)
+                if self.someone_waits:
+                    self._wait_for_data()
+                if self.training.step % self.config.checkpoint_every_steps == 0 and not self.stopping:
+                    self._save("checkpointing")
         finished = self.training.step == self.config.steps
         self._save_last("checkpointing" if finished else "draining")
         return finished
@@ -122,7 +136,6 @@ class Loop:
     def _step(self, ids: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """One optimizer step on this rank's part of the batch: ids [G / R], tokens [G / R, L + 1]."""
         t = self.training
-        started = time.perf_counter()
         lr = learning_rate(t.step + 1, self.config)
         loss_sum = self._backward(torch.from_numpy(tokens))
         norm = clip_gradients(t.parameters, self.config.clip_norm)
@@ -133,8 +146,16 @@ class Loop:
         t.optimizer.zero_grad()
         t.step += 1
         self._count_skipped(norm)
-        self.control.send(stop=self.should_stop(), loss_sum=float(loss_sum), tokens=tokens[:, 1:].size, ids=ids)
-        self.done.append(_Done(step=t.step, lr=lr, grad_norm=norm, seconds=time.perf_counter() - started))
+        self.control.send(
+            stop=self.should_stop(),
+            waits=not self.batches.fill(),
+            loss_sum=float(loss_sum),
+            tokens=tokens[:, 1:].size,
+            ids=ids,
+        )
+        now = time.perf_counter()
+        self.done.append(_Done(step=t.step, lr=lr, grad_norm=norm, seconds=now - self.step_began))
+        self.step_began = now
 
     def _backward(self, tokens: Tensor) -> Tensor:
         """Accumulate gradients of the mean loss over the global batch; returns the summed loss, float32."""
@@ -147,6 +168,27 @@ class Loop:
             (loss / targets).backward()
             total += loss.detach()
         return total
+
+    def _wait_for_data(self) -> None:
+        """All ranks together, outside of the training's collectives, until each has its next batches.
+
+        Raises:
+            TemporaryError: that took longer than MAX_WAIT_S.
+        """
+        self._hear(leave=0)
+        told, deadline = False, time.monotonic() + MAX_WAIT_S
+        while not self.stopping:
+            has_data = self.batches.fill()
+            self.stopping, self.someone_waits = self.control.ask(stop=self.should_stop(), waits=not has_data)
+            if not self.someone_waits:
+                return
+            if time.monotonic() > deadline:
+                raise TemporaryError(f"no data for {MAX_WAIT_S} s: {self.batches.problem or 'another rank lacks it'}")
+            if not has_data and not told:
+                print(f"warning: rank {self.gang.rank} waits: {self.batches.problem}", file=sys.stderr, flush=True)
+                told = True
+            self.progress.phase("waiting")
+            time.sleep(POLL_S)
 
     def _count_skipped(self, norm: float) -> None:
         self.skipped_in_a_row = 0 if is_usable(norm) else self.skipped_in_a_row + 1
@@ -162,6 +204,7 @@ class Loop:
             done = self.done.popleft()
             self.training.recent.append(agreed.loss if math.isfinite(agreed.loss) else None)
             self.stopping = self.stopping or agreed.stop
+            self.someone_waits = agreed.waits
             if self.gang.is_first:
                 self.log.add(_line(done, agreed))
             self.progress.tell(step=done.step, loss=agreed.loss, lr=done.lr, tokens=agreed.tokens)
@@ -169,13 +212,15 @@ class Loop:
     def _save(self, phase: Phase) -> None:
         """Begin to save the state after the newest step."""
         self._hear(leave=0)
-        t = self.training
-        state = training_state.tensors(t.parameters, t.optimizer)
-        state[training_state.rng_name(self.gang.rank)] = training_state.pack_rng(self.gang.device)
         self.saver.settle()  # the save before may have added a part to the log
         part = self.log.next_part()
-        self.saver.start(state, self._meta(part), part)
+        self.saver.start(self._state(), self._meta(part), part)
         self.progress.phase(phase)
+
+    def _state(self) -> dict[str, Tensor]:
+        state = training_state.tensors(self.training.parameters, self.training.optimizer)
+        state[training_state.rng_name(self.gang.rank)] = training_state.pack_rng(self.gang.device)
+        return state
 
     def _save_last(self, phase: Phase) -> None:
         """Save until it is committed, or until too many saves have failed."""

@@ -27,7 +27,7 @@ class Outcome(BaseModel):
     code: int
     """Of the exit table; 0 is done."""
     message: str
-    """One line; for a bug also its traceback."""
+    """One line."""
     secondary: bool = False
     """The worker only lost contact with its peers: another one knows the cause."""
     time: float

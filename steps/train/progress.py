@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Literal
 
-Phase = Literal["training", "checkpointing", "draining"]
+Phase = Literal["training", "checkpointing", "draining", "waiting"]
 _INTERVAL_S = 1.0
 
 

@@ -61,6 +61,10 @@ class Saver:
         self.flight: _Flight | None = None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="save")
 
+    def prepare(self, state: dict[str, Tensor]) -> None:
+        """Make room for copies of `state`."""
+        self.stage = Stage(state)
+
     def start(self, state: dict[str, Tensor], meta: CheckpointMeta, part: tuple[str, bytes] | None) -> float:
         """Copy the state and begin to save it; first waits for the save before.
 
@@ -76,7 +80,8 @@ class Saver:
         started = time.perf_counter()
         self.settle()
         if self.stage is None:
-            self.stage = Stage(state)
+            self.prepare(state)
+        assert self.stage is not None
         staged = self.stage.take(state)
         self.flight = _Flight(meta=meta, done=self.thread.submit(self._save, staged, meta, part))
         return time.perf_counter() - started

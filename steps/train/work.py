@@ -1,6 +1,7 @@
 """A worker's work from set-up to the last save."""
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -78,15 +79,28 @@ def set_up(job: Job, store: Store, gang: Gang, should_stop: Callable[[], bool]) 
         committed=lambda saved: log.committed(saved.metrics, saved.step),
     )
     saver.saved_step = training.step if meta else -1
+    loader = _loader(job, store)
+    if gang.is_first:
+        _tell_start(job, gang, loader, training.step)
     return Loop(
         job,
         gang,
         training,
-        loader=_loader(job, store),
+        loader=loader,
         saver=saver,
         log=log,
         progress=_progress(job, gang, training.step),
         should_stop=should_stop,
+    )
+
+
+def _tell_start(job: Job, gang: Gang, loader: Loader, step: int) -> None:
+    begin = f"{checkpoint.prefix_of(job.base, step)}" if step else "the seed"
+    print(
+        f"train: {num_parameters(job.params.model)} parameters on {gang.ranks} {job.runtime.device} ranks, from {begin}; "
+        f"an epoch is {loader.num_samples} samples, {loader.leftover_tokens} tokens are left over",
+        file=sys.stderr,
+        flush=True,
     )
 
 

@@ -56,7 +56,12 @@ def _guarded(job_file: Path, flag: StopFlag) -> tuple[int, str, bool]:
     except Exception as e:  # noqa: BLE001 - the boundary of this process, as steps.runner is of its own
         if _lost_peers(e):
             return TemporaryError.code, f"lost contact with the other ranks: {e}", True
-        return Exit.BUG, traceback.format_exc(), False
+        traceback.print_exc()
+        return (
+            Exit.BUG,
+            f"rank {os.environ['RANK']}: {type(e).__name__}: {e}; this is a bug, its traceback is above",
+            False,
+        )
 
 
 def _lost_peers(error: Exception) -> bool:

@@ -259,3 +259,39 @@ def test_broken_generator_state_is_an_error() -> None:
         packed = torch.frombuffer(bytearray(text.ljust(32 << 10)), dtype=torch.uint8)
         with pytest.raises(UserError, match="random number generators: cannot be restored"):
             state.unpack_rng(packed, torch.device("cpu"))
+
+
+def test_the_gang_waits_while_the_store_gives_no_data(
+    make_loop: Trainer, store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("steps.train.loop.POLL_S", 0.01)
+    params = tiny(steps=30, checkpoint_every_steps=30)
+    make_loop(params).run()
+    expected = losses(store)
+    checkpoint.clear(store, step_prefix(30))
+    capfd.readouterr()
+    away = iter([False] * 4 + [True] * 12)
+
+    class ComesAndGoes(FileStore):
+        def read_ranges(self, key, ranges):
+            if next(away, False):
+                raise TemporaryError(f"read {key}: the store is away")
+            return super().read_ranges(key, ranges)
+
+    assert make_loop(params, on=ComesAndGoes(store.uri)).run()
+    said = capfd.readouterr().err
+    assert next(away, "all used") == "all used"
+    assert "warning: rank 0 waits: read blobs/sha256/" in said
+    assert "phase=waiting" in said
+    assert losses(store) == expected
+
+
+def test_waiting_for_data_ends(make_loop: Trainer, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steps.train.loop.MAX_WAIT_S", 0)
+
+    class Away(FileStore):
+        def read_ranges(self, key, ranges):
+            raise TemporaryError(f"read {key}: the store is away")
+
+    with pytest.raises(TemporaryError, match=r"no data for 0 s: read .* the store is away"):
+        make_loop(tiny(), on=Away(store.uri)).run()

@@ -1,11 +1,9 @@
 """The same training on one and on two ranks, sharded and replicated."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from steps.lib import checkpoint
 from steps.lib.loader import Loader
@@ -26,47 +24,42 @@ BAND = 1e-4
 
 
 def test_other_numbers_of_ranks_go_on_at_the_exact_sample(tmp_path: Path) -> None:
+    """Two ranks for 40 steps; from step 20 on one rank; from step 30, as one rank saved it, on two; replicated."""
     params = tiny(steps=STEPS, checkpoint_every_steps=10, keep_checkpoints=9)
     two = open_store(f"file://{tmp_path}/two")
     publish_dataset(two)
     Command(two.uri, params, tmp_path, nproc=2).result()
     expected = trajectory(two)
     check_samples(two, params, expected)
+    base = base_of(two)
 
-    for start, nproc, name in ((20, 1, "two to one"), (30, 2, "one to two")):
-        shutil.copytree(tmp_path / "two", tmp_path / name.replace(" ", "-"))
-        store = open_store(f"file://{tmp_path}/{name.replace(' ', '-')}")
-        forget_after(store, start)
-        if name == "one to two":  # step 30 as one rank saves it, from step 20 as two did
-            forget_after(store, 20)
-            Command(store.uri, params, tmp_path, nproc=1).result()
-            forget_after(store, 30)
-            assert checkpoint.read_meta(store, f"{base_of(store)}/step-30").world_size == 1
-        before = checkpoint.read_meta(store, f"{base_of(store)}/step-{start}")
-        Command(store.uri, params, tmp_path, nproc=nproc).result()
-        got = trajectory(store)
-        assert before.world_size != nproc
-        assert [line["ids"] for line in got] == [line["ids"] for line in expected]
-        assert [line["lr"] for line in got] == [line["lr"] for line in expected]
+    for start, nproc in ((20, 1), (30, 2)):
+        forget_after(two, start)
+        assert checkpoint.read_meta(two, f"{base}/step-{start}").world_size != nproc
+        Command(two.uri, params, tmp_path, nproc=nproc).result()
+        got = trajectory(two)
+        assert same_apart_from_rounding(got, expected)
         assert got[:20] == expected[:20]
-        assert [line["loss"] for line in got] == pytest.approx([line["loss"] for line in expected], rel=BAND)
-        assert checkpoint.read_meta(store, f"{base_of(store)}/step-{STEPS}").optimizer_steps == STEPS
+        assert checkpoint.read_meta(two, f"{base}/step-{STEPS}").optimizer_steps == STEPS
+
+    replicated = open_store(f"file://{tmp_path}/replicated")
+    publish_dataset(replicated)
+    params = params.model_copy(update={"train": params.train.model_copy(update={"replicate": 2})})
+    Command(replicated.uri, params, tmp_path, nproc=2).result()
+    assert same_apart_from_rounding(trajectory(replicated)[:20], expected[:20])
+    sharded_bytes, replicated_bytes = bytes_of_tensors(two), bytes_of_tensors(replicated)
+    assert replicated_bytes == sharded_bytes, "saved once, not by each replica"
 
 
-def test_replicated_shards_train_alike_and_are_saved_once(tmp_path: Path) -> None:
-    sizes, losses, models = [], [], []
-    for name, replicate in (("sharded", 1), ("replicated", 2)):
-        store = open_store(f"file://{tmp_path}/{name}")
-        publish_dataset(store)
-        Command(store.uri, tiny(steps=20, checkpoint_every_steps=20, replicate=replicate), tmp_path).result()
-        prefix = f"{base_of(store)}/step-20"
-        sizes.append(sum(head.size for head in store.list(prefix) if "/rank-" in head.key))
-        losses.append([line["loss"] for line in trajectory(store)])
-        models.append(checkpoint.load_model_state(store, prefix))
-    assert sizes[0] == sizes[1]
-    assert losses[1] == pytest.approx(losses[0], rel=BAND)
-    for name, values in models[0].items():
-        torch.testing.assert_close(models[1][name], values, rtol=1e-2, atol=1e-3)
+def same_apart_from_rounding(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    """Samples and learning rates equal, losses within the band."""
+    assert [line["loss"] for line in got] == pytest.approx([line["loss"] for line in expected], rel=BAND)
+    return [(line["ids"], line["lr"]) for line in got] == [(line["ids"], line["lr"]) for line in expected]
+
+
+def bytes_of_tensors(store: Store) -> int:
+    """Of the last checkpoint."""
+    return sum(head.size for head in store.list(f"{base_of(store)}/step-{STEPS}") if "/rank-" in head.key)
 
 
 def check_samples(store: Store, params: Params, lines: list[dict[str, Any]]) -> None:

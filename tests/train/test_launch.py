@@ -1,0 +1,101 @@
+"""What the agent does around torchrun."""
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from steps.lib.errors import Exit, PreemptedError, TemporaryError, TripodError, UserError
+from steps.lib.store import Store
+from steps.train.job import Job
+from steps.train.launch import _await_name, _conclude, _Stopping
+from steps.train.outcome import Mailbox, read_outcomes, write_outcome
+from steps.train.runtime import Runtime
+from tests.train.trainings import tiny
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job(params=tiny(), store_uri="", base="checkpoints/k", eos_id=0, runtime=Runtime(nproc=2))
+
+
+def conclude(job: Job, store: Store, folder: Path, failures: dict[int, ProcessFailure], *, asked: bool = False) -> None:
+    stopping = _Stopping(Mailbox(folder), 30, lambda: None)
+    stopping.asked = asked
+    _conclude(job, store, folder, failures, stopping)
+
+
+def failure(rank: int, code: int) -> ProcessFailure:
+    return ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="none")
+
+
+def test_a_name_that_appears_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def resolve(host: str, port: None) -> list[object]:
+        asked.append(host)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    _await_name("train-node-0-0.train", poll_s=0.01)
+    assert asked == ["train-node-0-0.train"] * 3
+
+
+def test_a_name_that_never_appears(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(host: str, port: None) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with pytest.raises(TemporaryError, match="PET_MASTER_ADDR: nowhere has no address after 0 s"):
+        _await_name("nowhere", timeout_s=0, poll_s=0.01)
+
+
+def test_the_cause_is_told_not_its_echo(job: Job, store: Store, tmp_path: Path) -> None:
+    write_outcome(tmp_path, 0, Exit.TEMPORARY, "lost contact with the other ranks: gloo", secondary=True)
+    write_outcome(tmp_path, 1, Exit.USER, "global_batch: got 7")
+    with pytest.raises(UserError, match=r"^global_batch: got 7$"):
+        conclude(job, store, tmp_path, {0: failure(0, 75), 1: failure(1, 2)})
+
+
+def test_a_dead_rank_is_the_cause_when_the_others_lost_contact(job: Job, store: Store, tmp_path: Path) -> None:
+    write_outcome(tmp_path, 0, Exit.TEMPORARY, "lost contact with the other ranks: gloo", secondary=True)
+    with pytest.raises(
+        TemporaryError, match="rank 1 is gone without a word: killed by SIGKILL; no checkpoint is there"
+    ):
+        conclude(job, store, tmp_path, {0: failure(0, 75), 1: failure(1, -signal.SIGKILL)})
+
+
+def test_lost_contact_alone_is_temporary(job: Job, store: Store, tmp_path: Path) -> None:
+    write_outcome(tmp_path, 0, Exit.TEMPORARY, "lost contact with the other ranks: gloo", secondary=True)
+    write_outcome(tmp_path, 1, Exit.TEMPORARY, "lost contact with the other ranks: gloo", secondary=True)
+    with pytest.raises(TemporaryError, match="lost contact"):
+        conclude(job, store, tmp_path, {0: failure(0, 75)})
+
+
+def test_all_done_and_all_preempted(job: Job, store: Store, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write_outcome(tmp_path, rank, Exit.DONE, "")
+    conclude(job, store, tmp_path, {})
+    for rank in (0, 1):
+        write_outcome(tmp_path, rank, Exit.PREEMPTED, "stopped at step 3")
+    with pytest.raises(PreemptedError, match="stopped at step 3"):
+        conclude(job, store, tmp_path, {}, asked=True)
+
+
+def test_a_bug_stays_a_bug(job: Job, store: Store, tmp_path: Path) -> None:
+    write_outcome(tmp_path, 0, Exit.BUG, "rank 0: KeyError: 'x'")
+    with pytest.raises(TripodError) as e:
+        conclude(job, store, tmp_path, {0: failure(0, 1)})
+    assert e.value.code == Exit.BUG
+
+
+def test_a_worker_that_starts_late_hears_that_it_has_to_stop(tmp_path: Path) -> None:
+    mailbox = Mailbox(tmp_path)
+    assert not mailbox.stop_was_asked()
+    mailbox.ask_to_stop()
+    assert Mailbox(tmp_path).stop_was_asked()
+    assert read_outcomes(tmp_path) == []
