@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
-
 from pipelines.settings.recipe import Recipe
 from pipelines.settings.site import Site
 from pipelines.tasks import Pipeline, Ref, Task
 from steps import records
-from steps.contract import Context
+from steps.contract import Context, Params
 from steps.lib.errors import UserError
 from steps.lib.llama import num_parameters
 from steps.lib.store import Store
@@ -143,7 +141,7 @@ class _Looker:
         self.results[task.name] = results
         return PlannedStep(name=task.name, verdict="hit", why=reasons[0] if reasons else "no items")
 
-    def _find(self, task: Task, params: BaseModel) -> tuple[dict[str, Any] | None, str]:
+    def _find(self, task: Task, params: Params) -> tuple[dict[str, Any] | None, str]:
         module = task.module
         ctx = Context(store=self.store, run_id="plan", key="", scratch=Path("/dev/null"), env=self.env)
         fingerprint = module.fingerprint(params, ctx) if hasattr(module, "fingerprint") else ""

@@ -8,8 +8,8 @@ diagram (`a >> b`); `Pipeline.inferred` and `Pipeline.drawn` let a test hold the
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field as dataclass_field
-from types import ModuleType, TracebackType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import GenericAlias, ModuleType, TracebackType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints, overload
 
 from hera.workflows import DAG, Container, Env, Parameter, Task as HeraTask, Workflow
 from hera.workflows.models import RetryStrategy, ValueFrom
@@ -80,14 +80,18 @@ class Task:
             kind = tuple[str, ...]
         return Ref(task=self, field=name, type=kind)
 
-    def __rshift__(self, other: "Task | Sequence[Task]") -> "Task | Sequence[Task]":
-        for after in other if isinstance(other, Sequence) else [other]:
+    @overload
+    def __rshift__(self, other: "Task") -> "Task": ...
+    @overload
+    def __rshift__(self, other: "list[Task]") -> "list[Task]": ...
+    def __rshift__(self, other: "Task | list[Task]") -> "Task | list[Task]":
+        for after in other if isinstance(other, list) else [other]:
             self.pipeline.drawn.add((self.name, after.name))
             if self.name not in (after.hera.depends or "").split(" && "):
                 self.hera >> after.hera
         return other
 
-    def __rrshift__(self, others: "Sequence[Task]") -> "Task":
+    def __rrshift__(self, others: "list[Task]") -> "Task":
         for before in others:
             before >> self
         return self
@@ -210,7 +214,7 @@ def _check_inputs(name: str, params: type[BaseModel], given: dict[str, Any], fan
             if info.is_required():
                 raise UserError(f"task {name}: input {field!r} is missing")
         elif isinstance(value, Ref):
-            expected = tuple[wanted, ...] if field == fan_out else wanted
+            expected = GenericAlias(tuple, (wanted, ...)) if field == fan_out else wanted
             if value.type != expected:
                 raise UserError(
                     f"task {name}: input {field!r} takes {expected}, got {value.type} from {value.task.name}.{value.field}"

@@ -5,12 +5,21 @@ from pathlib import Path
 import pytest
 
 from steps.lib.store import Store, open_store
+from tests.store.conftest import moto, s3_uri, use
+
+__all__ = ["moto", "moto_uri", "s3_uri", "use"]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """An empty store in a local folder of the test's own."""
     return open_store(f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def moto_uri(s3_uri: str) -> str:
+    """An empty store in moto; the environment reaches it, in processes too."""
+    return s3_uri
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,9 +12,7 @@ def canonical_json(value: Any) -> bytes:
         ValueError: a float is NaN or infinite.
         TypeError: a value is not JSON.
     """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def sha256_hex(data: bytes | bytearray | memoryview) -> str:

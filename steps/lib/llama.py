@@ -70,7 +70,7 @@ def build(
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return (kind or LlamaForCausalLM)(
-        LlamaConfig(
+        LlamaConfig(  # type: ignore[call-arg]  # attn_implementation goes to the base class
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -84,6 +84,6 @@ def build(
             use_cache=False,
             bos_token_id=None,
             eos_token_id=eos_id,
-            attn_implementation=attention,  # type: ignore[call-arg] - taken by the base class
+            attn_implementation=attention,
         )
     )
