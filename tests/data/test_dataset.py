@@ -16,7 +16,7 @@ from steps.lib.data.tokens import dtype_of, end_documents, write_shard
 from steps.lib.errors import UserError
 from steps.lib.store import open_store
 from tests.data.making import documents, read_file, take, write
-from tests.examples import example_text, seed_examples, tokenize_all
+from tests.examples import example_text, seed_data, tokenize_all
 from tests.steps.calling import context
 
 MARKED = "plain <|endoftext|> words <|im_end|>"
@@ -25,7 +25,7 @@ MARKED = "plain <|endoftext|> words <|im_end|>"
 @pytest.fixture
 def seeded(store):
     """A store with the examples."""
-    seed_examples(store)
+    seed_data(store)
     return store
 
 
@@ -152,7 +152,7 @@ def test_another_tokenizer_or_document_is_another_version(seeded, tmp_path):
 
 def test_local_store_and_s3_give_the_same_version(seeded, tmp_path, moto_uri):
     bucket = open_store(f"{moto_uri}/elsewhere")
-    seed_examples(bucket)
+    seed_data(bucket)
     one, other = (folder.load(s, "datasets/example/v1") for s in (seeded, bucket))
     assert one == other
     tokens = folder.load(seeded, "tokens/example"), folder.load(bucket, "tokens/example")
@@ -210,7 +210,7 @@ def test_a_partition_or_tokenizer_that_is_absent_is_named(seeded):
 def test_dtype_holds_the_true_largest_id(store, tmp_path):
     """A vocabulary of 151,669: id 151,645 wraps to 20,573 in 16 bits."""
     assert [dtype_of(n) for n in (300, 65_536, 65_537, 151_669)] == ["uint16", "uint16", "uint32", "uint32"]
-    seed_examples(store)
+    seed_data(store)
     base = json.loads(read_file(store, "tokenizers/example", "tokenizer.json"))
     vocab = base["model"]["vocab"]
     for i in range(len(vocab), 151_645):

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from steps.lib.data import reading
+from steps.lib.data.source import FolderSource
 from steps.lib.errors import UserError
 from tests.data.making import documents, gz, lines, reject_counts, take, texts, write, zst
 
@@ -218,3 +219,19 @@ def test_pieces_of_a_file_are_the_file(store, tmp_path, monkeypatch, piece_bytes
     assert [e["row"] for e in manifest.meta["rejects"]["bad_json"]["examples"]] == [18, 43]
     assert [e["row"] for e in manifest.meta["rejects"]["not_a_string"]["examples"]] == [26]
     assert manifest.meta["num_records"] == 72
+
+
+def test_a_row_group_is_never_in_memory_whole(tmp_path):
+    rows = [f"{i:03d}" + "x" * (1 << 20) for i in range(64)]
+    pq.write_table(
+        pa.table({"text": rows}), tmp_path / "a.parquet", compression="none", use_dictionary=False, write_batch_size=1
+    )
+    rows.clear()
+    source = FolderSource(root=str(tmp_path / "a.parquet"))
+    [piece] = reading.split(source, source.files()[0], "auto", 1 << 20)
+    before, most, count = pa.total_allocated_bytes(), 0, 0
+    for count, (_, content) in enumerate(reading.read(source, piece, "text"), start=1):
+        assert content[:3] == f"{count - 1:03d}"
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert count == 64
+    assert most < 40 << 20

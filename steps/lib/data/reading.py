@@ -235,7 +235,7 @@ def _split_parquet(file: SourceFile, handle: BinaryIO, piece_bytes: int) -> list
 
 def _open_parquet(file: SourceFile, handle: BinaryIO) -> pq.ParquetFile:
     try:  # buffered: else a column chunk is in memory whole, and a row group may be the file
-        return pq.ParquetFile(handle, buffer_size=_BLOCK_BYTES)
+        return pq.ParquetFile(handle, buffer_size=_BLOCK_BYTES, pre_buffer=False)
     except pa.ArrowInvalid as e:
         raise UserError(
             f"{file.name}: no whole Parquet file, 0 records read ({str(e).splitlines()[0]}); "
