@@ -142,15 +142,6 @@ def write_shard(path: Path, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> i
         return int(start)
 
 
-def read_documents(store: Store, file: File, scratch: Path) -> list[Tokens]:
-    """The documents of one shard, by Arrow alone: what a stranger to this product would read."""
-    path = scratch / "read.arrow"
-    store.download(file.key, path)
-    with pa.OSFile(str(path)) as source:
-        column = pa.ipc.open_file(source).get_batch(0).column("tokens")
-    return [value.values.to_numpy() for value in column]
-
-
 def _digests(tokens: Tokens, offsets: npt.NDArray[np.int64]) -> list[bytes]:
     raw = memoryview(tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes())
     bounds = (offsets * tokens.itemsize).tolist()
