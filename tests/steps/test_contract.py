@@ -14,7 +14,7 @@ import pytest
 
 from steps import records
 from steps.contract import Params, Result, Step, load_step, step_names
-from steps.lib.store import open_store
+from steps.lib.store import Store, open_store
 from tests.examples import seed_examples
 
 CACHED = [name for name in step_names() if load_step(name).step.cached]
@@ -47,11 +47,20 @@ def test_steps_do_not_import_each_other(name):
     assert not {module for module in imported for other in others if f"{module}.".startswith(f"{other}.")}
 
 
+@pytest.fixture(scope="session")
+def seeded(tmp_path_factory) -> Store:
+    """A store with what the examples name."""
+    store = open_store(f"file://{tmp_path_factory.mktemp('seeded')}")
+    seed_examples(store)
+    return store
+
+
 @pytest.mark.parametrize("name", CACHED)
-def test_example_twice_on_both_stores_and_killed(name, tmp_path, moto_uri):
+def test_example_twice_on_both_stores_and_killed(name, tmp_path, moto_uri, seeded):
     local, remote = f"file://{tmp_path}/store", f"{moto_uri}/{name}"
     for uri in (local, remote):
-        seed_examples(open_store(uri))
+        for head in seeded.list(""):
+            open_store(uri).put(head.key, seeded.get(head.key))
     outputs = tmp_path / "outputs"
     first = _finish(_start(name, local, outputs), outputs)
     again = _finish(_start(name, local, outputs), outputs)
