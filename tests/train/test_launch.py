@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from steps.lib.errors import Exit, PreemptedError, TemporaryError, TripodError, UserError
 from steps.lib.store import Store
+from steps.train.gang import join
 from steps.train.job import Job
 from steps.train.launch import _await_name, _conclude, _Stopping
 from steps.train.outcome import Mailbox, read_outcomes, write_outcome
@@ -99,3 +101,33 @@ def test_a_worker_that_starts_late_hears_that_it_has_to_stop(tmp_path: Path) -> 
     mailbox.ask_to_stop()
     assert Mailbox(tmp_path).stop_was_asked()
     assert read_outcomes(tmp_path) == []
+
+
+def test_a_gang_of_another_size_than_asked_for_is_refused() -> None:
+    runtime = Runtime(nodes=2, nproc=4, master_addr="node-0")
+    message = r"world size: got 4, asked for 2 nodes x 4 processes = 8"
+    with pytest.raises(UserError, match=message), join(runtime, replicate=1, rank=0, local_rank=0, ranks=4):
+        pass
+
+
+def test_workers_end_when_another_run_has_taken_the_lease(tmp_path: Path) -> None:
+    worker = subprocess.Popen(["sleep", "60"])
+    (tmp_path / "pid-0").write_text(str(worker.pid))
+
+    def lost() -> None:
+        raise UserError("already running: tuesday")
+
+    with _Stopping(Mailbox(tmp_path), 30, lost):
+        assert worker.wait(10) == -signal.SIGKILL
+
+
+def test_signals_reach_the_workers_and_are_ours_again_afterwards(tmp_path: Path) -> None:
+    worker = subprocess.Popen(["sleep", "60"])
+    (tmp_path / "pid-0").write_text(str(worker.pid))
+    before = signal.getsignal(signal.SIGTERM)
+    with _Stopping(Mailbox(tmp_path), 30, lambda: None) as stopping:
+        signal.raise_signal(signal.SIGTERM)
+        assert worker.wait(10) == -signal.SIGTERM
+    assert stopping.asked
+    assert Mailbox(tmp_path).stop_was_asked()
+    assert signal.getsignal(signal.SIGTERM) == before
