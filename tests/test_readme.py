@@ -14,7 +14,9 @@ COMMANDS = sorted({line.split("#")[0].strip() for line in README.splitlines() if
 
 
 def test_the_tree_names_every_file():
-    tracked = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", "config", "pipelines", "steps"], cwd=ROOT, text=True)
+    tracked = subprocess.check_output(
+        ["git", "ls-files", "-co", "--exclude-standard", "config", "pipelines", "steps"], cwd=ROOT, text=True
+    )
     files = {path for path in tracked.split() if (ROOT / path).is_file() and (ROOT / path).stat().st_size}
     assert _tree() == files
 
