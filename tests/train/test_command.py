@@ -88,6 +88,7 @@ def test_a_second_run_is_refused_and_a_done_one_returns_at_once(uri: str, run: C
     assert "already running: tuesday" in refused.last_line()
 
 
+@pytest.mark.slow
 def test_stopped_while_the_store_is_slow(
     proxy: Proxy,  # noqa: F811
     use: Callable[[Proxy], str],  # noqa: F811

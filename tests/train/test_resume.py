@@ -33,6 +33,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Stor
     return Command(store.uri, PARAMS, folder).result(), store
 
 
+@pytest.mark.slow
 def test_killed_and_stopped_at_random_equals_uninterrupted(calm: tuple[dict[str, Any], Store], tmp_path: Path) -> None:
     expected, undisturbed = calm
     store = open_store(f"file://{tmp_path}/rough")
@@ -57,6 +58,7 @@ def test_killed_and_stopped_at_random_equals_uninterrupted(calm: tuple[dict[str,
     assert bytes_of_checkpoint(store, PARAMS.train.steps) == bytes_of_checkpoint(undisturbed, PARAMS.train.steps)
 
 
+@pytest.mark.slow
 def test_two_nodes_with_an_agent_each(calm: tuple[dict[str, Any], Store], tmp_path: Path) -> None:
     """Stopped through the agent of node 1, gone on by the same commands; the same as one node with two processes."""
     expected, one_node = calm

@@ -23,6 +23,7 @@ BAND = 1e-4
 """Relative difference of losses that reduction order may cause over 20 steps."""
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks_go_on_at_the_exact_sample(tmp_path: Path) -> None:
     """Two ranks for 40 steps; from step 20 on one rank; from step 30, as one rank saved it, on two; replicated."""
     params = tiny(steps=STEPS, checkpoint_every_steps=10, keep_checkpoints=9)
