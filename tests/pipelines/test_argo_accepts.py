@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -28,7 +29,7 @@ def text(request) -> str:
 
 
 def test_full_crd_schema(text):
-    jsonschema.validate(yaml.safe_load(text), _schema())
+    _validator().validate(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_a_misspelt_field_fails(text, path):
         place = place[int(part) if part.isdecimal() else part]
     place["retryStrategi"] = {}
     with pytest.raises(jsonschema.ValidationError, match="retryStrategi"):
-        jsonschema.validate(tree, _schema())
+        _validator().validate(tree)
 
 
 def test_lint(text, tmp_path):
@@ -64,9 +65,10 @@ def _lint(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([ARGO, "lint", "--offline", str(path)], capture_output=True, text=True, check=False)
 
 
-def _schema() -> dict:
+@cache
+def _validator() -> jsonschema.Draft202012Validator:
     crd = yaml.load(CRD.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return _strict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    return jsonschema.Draft202012Validator(_strict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
 
 
 def _strict(schema: dict) -> dict:

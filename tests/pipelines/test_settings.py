@@ -61,7 +61,7 @@ def test_a_wrong_set_is_named(sets, expected):
 
 def test_unknown_names_get_a_proposal():
     assert problem("tinny").startswith(
-        "--model: got 'tinny' (did you mean 'tiny'?); allowed are llama3-8b, tiny and a file"
+        "--model: got 'tinny' (did you mean 'tiny'?); allowed are llama3-8b, starter, tiny and a file"
     )
     assert problem("tiny", "locl").startswith("--site: got 'locl' (did you mean 'local'?)")
     assert "no/such.toml: no such file" in problem("no/such.toml")
