@@ -1,15 +1,15 @@
 """What the local engine adds to the steps that it runs."""
 
-import contextlib
-import os
+import io
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from pipelines.engine.events import Event, NodeFinished, NodeStarted
-from pipelines.engine.local import LocalEngine
-from pipelines.engine.workflow import parse_workflow
+from pipelines.engine.recorder import RunInfo
+from pipelines.execute import execute
+from pipelines.view import PlainView
+from steps.lib.store import open_store
 
 ROUNDS = 7
 NUM_STEPS = 10
@@ -39,16 +39,21 @@ with open(os.environ["TRIPOD_OUTPUTS"] + "/own_s", "w") as f:
 def _round() -> float:
     seen: dict[str, Any] = {"own_s": 0.0}
 
-    def listen(event: Event) -> None:
-        if isinstance(event, NodeStarted):
-            seen.setdefault("begin", time.perf_counter())
-        if isinstance(event, NodeFinished):
-            seen["end"] = time.perf_counter()
-            seen["own_s"] += float(event.outputs["own_s"])
+    class Watch(PlainView):
+        """The view of a pipe, which also notes when the first step starts and the last one ends."""
 
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        engine = LocalEngine(parse_workflow(_chain()), scratch=Path(folder), env=dict(os.environ), listeners=[listen])
-        outcome = engine.run()
+        def update(self, event: Event) -> None:
+            super().update(event)
+            if isinstance(event, NodeStarted):
+                seen.setdefault("begin", time.perf_counter())
+            if isinstance(event, NodeFinished):
+                seen["end"] = time.perf_counter()
+                seen["own_s"] += float(event.outputs["own_s"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        info = RunInfo(run_id="chain", command=["bench"], started=time.time())
+        view = Watch(stream=io.StringIO())
+        outcome = execute(_chain(), store=open_store(f"file://{folder}"), info=info, view=view)
     assert outcome.exit_code == 0, outcome.message
     return float(seen["end"] - seen["begin"] - seen["own_s"]) / NUM_STEPS
 
