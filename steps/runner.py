@@ -3,6 +3,7 @@
 The only place that catches: every failure becomes one line on stderr and a code of the exit table.
 """
 
+import dataclasses
 import errno
 import json
 import os
@@ -25,7 +26,7 @@ from steps.lib.errors import Exit, TripodError, UserError
 from steps.lib.store import open_store
 
 CACHE_FILE = "_cache"
-"""Beside the outputs in $TRIPOD_OUTPUTS: `hit` or `miss`, and why."""
+"""Beside the outputs in $TRIPOD_OUTPUTS: `hit: why`, `miss: why`, or `live: what it did`."""
 
 USAGE = """usage: python -m steps NAME [--field=value ...]
        python -m steps NAME --help
@@ -77,17 +78,17 @@ def _main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     params = parse_params(argv[0], module.Params, argv[1:])
     signal.signal(signal.SIGTERM, _terminate)
     _end_with(env.get("TRIPOD_PARENT", ""))
-    result, hit, why = call(module, params, env)
-    _write_outputs(env.get("TRIPOD_OUTPUTS", ""), result, hit, why)
+    result, kind, why = call(module, params, env)
+    _write_outputs(env.get("TRIPOD_OUTPUTS", ""), result, kind, why)
     print(result.model_dump_json())
     return Exit.DONE
 
 
-def call(module: ModuleType, params: Params, env: Mapping[str, str]) -> tuple[Result, bool, str]:
+def call(module: ModuleType, params: Params, env: Mapping[str, str]) -> tuple[Result, str, str]:
     """Take the result from its record, or run the step and record it.
 
     Returns:
-        The result, whether it came from a record, and why.
+        The result; hit, miss, or live for a step that is never cached; and why, or what a live step said last.
     """
     if "TRIPOD_STORE" not in env:
         raise UserError("TRIPOD_STORE: not set, allowed are file:///folder and s3://bucket/prefix")
@@ -103,18 +104,20 @@ def call(module: ModuleType, params: Params, env: Mapping[str, str]) -> tuple[Re
             env=env,
         )
         parts = records.key_parts(module, params, fingerprint(params, ctx) if fingerprint else "")
-        ctx = Context(**{**ctx.__dict__, "key": parts.key})
-        why = "never cached"
+        ctx = dataclasses.replace(ctx, key=parts.key)
+        why = ""
         if module.step.cached:
             full = env.get("TRIPOD_CACHE_VERIFY", "head") == "full"
             record, why = records.find(store, parts, module.Result, full=full)
             if record:
-                return module.Result.model_validate(record.result), True, why
+                return module.Result.model_validate(record.result), "hit", why
         started = time.time()
-        result = module.run(params, ctx)
-        if module.step.cached:
-            records.save(store, records.now_record(parts, result, ctx.run_id, started), module.Result)
-        return result, False, why
+        said = _LastSaid(ctx.say)
+        result = module.run(params, dataclasses.replace(ctx, say=said))
+        if not module.step.cached:
+            return result, "live", said.line
+        records.save(store, records.now_record(parts, result, ctx.run_id, started), module.Result)
+        return result, "miss", why
 
 
 def parse_params(name: str, params_type: type[Params], argv: Sequence[str]) -> Params:
@@ -182,7 +185,7 @@ def _takes_text(annotation: Any) -> bool:
     return bool(args) and all(isinstance(a, str) for a in args)  # Literal["a", "b"]
 
 
-def _write_outputs(folder: str, result: Result, hit: bool, why: str) -> None:
+def _write_outputs(folder: str, result: Result, kind: str, why: str) -> None:
     """One file a field: strings as they are, everything else as JSON."""
     if not folder:
         return
@@ -191,7 +194,19 @@ def _write_outputs(folder: str, result: Result, hit: bool, why: str) -> None:
     for field, value in result.model_dump(mode="json").items():
         text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
         (root / field).write_bytes(text.encode())
-    (root / CACHE_FILE).write_text(f"{'hit' if hit else 'miss'}: {why}")
+    (root / CACHE_FILE).write_text(f"{kind}: {why}" if why else kind)
+
+
+class _LastSaid:
+    """Passes on what a step says and remembers the last line: what a step that is never cached has done."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self.say = say
+        self.line = ""
+
+    def __call__(self, text: str) -> None:
+        self.line = text
+        self.say(text)
 
 
 class _Scratch:
