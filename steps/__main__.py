@@ -1,10 +1,12 @@
 """`python -m steps NAME --field=value ...`: see steps/contract.py and steps/runner.py."""
 
+import gc
 import os
 import sys
 
 # pydantic looks through every installed distribution for plugins, 50 ms in an environment of this size
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+gc.set_threshold(100_000)  # what imports make stays; looking through it again and again costs 10 ms a start
 
 from steps.runner import main
 
