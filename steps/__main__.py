@@ -8,7 +8,7 @@ import sys
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 gc.set_threshold(100_000)  # what imports make stays; looking through it again and again costs 10 ms a start
 
-from steps.runner import main
-
 if __name__ == "__main__":
+    from steps.runner import main
+
     sys.exit(main(sys.argv[1:]))
