@@ -61,13 +61,20 @@ def _candidates(store: Store, base: str) -> Iterator[tuple[CheckpointMeta, Index
         prefix = checkpoint.prefix_of(base, step)
         try:
             found = checkpoint.read_meta(store, prefix), checkpoint.read_index(store, prefix)
-            problem = folder.check(store, prefix)
+            problem = folder.check(store, prefix) or _lacks(*found)
         except UserError as e:
             problem = str(e)
         if problem:
             _tell_skipped(prefix, problem)
         else:
             yield found
+
+
+def _lacks(meta: CheckpointMeta, index: Index) -> str:
+    """What says that not every rank has written its part; "" when all have."""
+    names = [training_state.rng_name(rank) for rank in range(meta.world_size)]
+    missing = [name for name in names if name not in index.tensors]
+    return f"its index lacks {', '.join(missing)}" if missing else ""
 
 
 def _load(

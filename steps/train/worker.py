@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 from steps.lib.errors import Exit, TemporaryError, TripodError
 from steps.train.outcome import Mailbox, write_outcome
@@ -28,9 +30,31 @@ class StopFlag:
         self.is_set = True
 
 
+class Deaf:
+    """A stream that goes on when its reader has died: the last checkpoint matters more than what is said of it."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or do nothing when nobody reads any more."""
+        with suppress(BrokenPipeError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or do nothing when nobody reads any more."""
+        with suppress(BrokenPipeError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 def main(job_file: Path) -> None:
     """Work as the rank that the environment names, and leave an outcome file. Does not return."""
     die_with_parent()
+    sys.stderr = cast(TextIO, Deaf(sys.stderr))
     flag = StopFlag()
     flag.listen()
     mailbox = Mailbox(job_file.parent)

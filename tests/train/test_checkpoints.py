@@ -128,6 +128,28 @@ def break_checkpoint(store: Store, prefix: str, how: str) -> None:
         store.put(f"{prefix}/manifest.json", b"{")
 
 
+def test_a_save_that_not_every_rank_takes_part_in_is_not_committed(make_loop: Trainer, store: Store) -> None:
+    """DCP falls back to one process when the group is gone: seen when the reader of stderr was killed."""
+    loop = make_loop(tiny())
+    meta = loop._meta(None).model_copy(update={"step": 3, "world_size": 2})
+    loop.saver.start(loop._state(), meta, None)
+    loop.saver.settle()
+    assert loop.saver.failed_in_a_row == 1
+    assert checkpoint.committed_steps(store, BASE) == []
+
+
+def test_a_checkpoint_without_every_ranks_part_is_skipped(
+    make_loop: Trainer, store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_loop(tiny()).run()
+    key = f"{step_prefix(8)}/manifest.json"
+    manifest = json.loads(store.get(key))
+    manifest["meta"]["world_size"] = 2
+    store.put(key, json.dumps(manifest).encode())
+    assert make_loop(tiny()).training.step == 4
+    assert f"checkpoint {step_prefix(8)} is skipped: its index lacks rng/1" in capfd.readouterr().err
+
+
 def test_all_broken_starts_from_the_seed(make_loop: Trainer, store: Store) -> None:
     make_loop(tiny()).run()
     expected = losses(store)

@@ -1,5 +1,7 @@
 """What the agent does around torchrun."""
 
+import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ from steps.train.job import Job
 from steps.train.launch import _await_name, _conclude, _Stopping
 from steps.train.outcome import Mailbox, read_outcomes, write_outcome
 from steps.train.runtime import Runtime
+from steps.train.worker import Deaf
 from tests.train.trainings import tiny
 
 
@@ -131,3 +134,14 @@ def test_signals_reach_the_workers_and_are_ours_again_afterwards(tmp_path: Path)
     assert stopping.asked
     assert Mailbox(tmp_path).stop_was_asked()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_worker_goes_on_when_nobody_reads_what_it_says() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream:
+        os.close(read)
+        deaf = Deaf(stream)
+        print("progress", file=deaf, flush=True)
+        print("progress", file=deaf, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # what the stream still holds
+            stream.close()
