@@ -17,10 +17,7 @@ TOOLS = Path(os.environ.get("TRIPOD_TOOLS") or Path.home() / ".cache" / "tripod"
 ARGO = shutil.which("argo", path=f"{TOOLS}{os.pathsep}{os.environ['PATH']}")
 CRD = TOOLS / "crds" / "argoproj.io_workflows.yaml"
 
-pytestmark = [
-    pytest.mark.tools,
-    pytest.mark.skipif(not (ARGO and CRD.exists()), reason="needs argo and its CRDs: make tools"),
-]
+pytestmark = pytest.mark.skipif(not (ARGO and CRD.exists()), reason="needs argo and its CRDs: make tools")
 
 
 @pytest.fixture(params=[("tiny", "local"), ("llama3-8b", "prod")], ids=lambda p: "-".join(p))
