@@ -1,0 +1,69 @@
+"""The command line is frozen; the dry run prints the plan and the YAML and starts nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from pipelines import config, train
+
+
+def test_the_flags_of_train():
+    flags = sorted(option for action in train.parser()._actions for option in action.option_strings)
+    assert flags == sorted(
+        ["-h", "--help", "--model", "--site", "--run-id", "--set", "--dry-run", "-v", "--verbose", "--json"]
+    )
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A store and a source of our own."""
+    monkeypatch.setenv("TRIPOD_STORE", f"file://{tmp_path}/store")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("a document of some length")
+    return tmp_path
+
+
+def test_dry_run(place, capsys):
+    argv = ["--model", "starter", "--set", f"data.source={place}/text", "--run-id", "mine", "--dry-run"]
+    assert train.main(argv) == 0
+    seen = capsys.readouterr()
+    tree = yaml.safe_load(seen.out)
+    assert (tree["kind"], tree["metadata"]["name"]) == ("Workflow", "mine")
+    assert "run mine" in seen.err
+    assert "ingest           runs     never run before" in seen.err
+    assert "tokenizer        unknown  until ingest" in seen.err
+    assert not list((place / "store").glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--model", "tiny", "--run-id", "No/Name"], "--run-id: got 'No/Name', allowed are a-z, 0-9 and -"),
+        (["--model", "tiny", "--site", "prod"], "site prod: engine is 'argo'"),
+        (["--model", "starter", "--set", "data.source=/no/such"], "source /no/such: no such folder"),
+        (["--model", "starter", "--set", "scale.nodes=[3]"], "scale.nodes 3:"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(argv, says, place, capsys):
+    assert train.main(argv) == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_config_show_with_origin(place, capsys):
+    assert config.main(["show", "--model", "tiny", "--set", "train.steps=9", "--origin", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["train.steps"] == {"value": 9, "origin": "--set"}
+    assert shown["train.micro_batch"]["origin"].endswith("tiny.toml")
+    assert shown["train.clip_norm"] == {"value": 1.0, "origin": "default"}
+    assert shown["store.uri"] == {"value": f"file://{place}/store", "origin": "$TRIPOD_STORE"}
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from pipelines import train; train.parser().format_help();"
+        "print([m for m in ('hera', 'pydantic', 'boto3', 'pyarrow', 'torch') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
