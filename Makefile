@@ -44,7 +44,7 @@ check: setup ## format, lint, types, who may import whom
 
 .PHONY: test
 test: check ## everything that needs no cluster and no Go
-	pytest -n 2
+	pytest -n 2 --dist worksteal
 
 .PHONY: tools
 tools: ## build argo and a real S3 server from their Go modules into $TRIPOD_TOOLS
