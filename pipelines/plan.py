@@ -4,7 +4,6 @@ A step whose inputs come from a miss is `unknown until <step>`: its key needs th
 may well turn out to be a hit when the new result equals the old one.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pipelines.settings.site import Site
 from pipelines.tasks import Pipeline, Ref, Task
 from steps import records
 from steps.contract import Context, Params
+from steps.lib.checkpoint import committed_steps
 from steps.lib.errors import UserError
 from steps.lib.llama import num_parameters
 from steps.lib.store import Store
@@ -170,12 +170,8 @@ class _Looker:
 
 
 def _go_on_from(store: Store, train_key: str) -> list[str]:
-    steps = [
-        int(head.key.split("/")[2].removeprefix("step-"))
-        for head in store.list(f"checkpoints/{train_key[:16]}")
-        if head.key.endswith("/manifest.json")
-    ]
-    return [f"goes on from checkpoint step {max(steps)}"] if steps else []
+    steps = committed_steps(store, f"checkpoints/{train_key[:16]}")
+    return [f"goes on from checkpoint step {steps[0]}"] if steps else []
 
 
 def _human(count: int) -> str:
@@ -183,15 +179,3 @@ def _human(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g}{unit}"
     return str(count)
-
-
-def to_json(plan: Plan) -> str:
-    """The plan as one JSON object."""
-    return json.dumps(
-        {
-            "run": plan.run_id,
-            "store": plan.store_uri,
-            "training": plan.training,
-            "steps": [step.__dict__ for step in plan.steps],
-        }
-    )

@@ -62,13 +62,18 @@ def load_run(store: Store, run_id: str) -> Run:
 
 def load_runs(store: Store) -> list[Run]:
     """All runs that have begun, the newest first."""
-    begun = [run_id for run_id in run_ids(store) if store.head(f"runs/{run_id}/status.json")]
+    begun = [run_id for run_id in run_ids(store) if _has_begun(store, run_id)]
     return sorted((load_run(store, run_id) for run_id in begun), key=lambda run: run.info.started, reverse=True)
 
 
 def state_before(store: Store, run_id: str) -> RunState | None:
     """How far the run came when it ran before; None when it is new."""
-    return load_run(store, run_id).state if store.head(f"runs/{run_id}/status.json") else None
+    return load_run(store, run_id).state if _has_begun(store, run_id) else None
+
+
+def _has_begun(store: Store, run_id: str) -> bool:
+    """Whether its record is whole: run.json is written last (begin_record)."""
+    return store.head(f"runs/{run_id}/run.json") is not None
 
 
 def load_document(store: Store, run_id: str) -> dict[str, Any]:

@@ -16,14 +16,13 @@ from hera.workflows.models import RetryStrategy, ValueFrom
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pipelines.engine.retry import retry_strategy
+from pipelines.engine.templates import OUTPUTS_FOLDER
 from pipelines.names import dns_name
 from pipelines.settings.site import Site
 from steps.contract import Step
 from steps.lib.errors import UserError
 from steps.runner import first_problem
 
-OUTPUTS_FOLDER = "/tmp/tripod/outputs"
-"""Where a step's output files are in a pod; the local engine puts a folder of each attempt's own in its place."""
 MAX_VALUE_BYTES = 100 << 10
 """Linux allows 128 KiB an argument (MAX_ARG_STRLEN); longer values go by reference to a blob."""
 

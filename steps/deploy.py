@@ -245,7 +245,8 @@ def _smoke(client: "Client", params: Params, ctx: Context, model: "Manifest") ->
 
 
 def _endpoint(params: Params, model: "Manifest", settings: "Settings", server: "Server", files: "Path") -> "Endpoint":
-    from steps.lib.serving import Endpoint, process_started
+    from steps.lib.process import started
+    from steps.lib.serving import Endpoint
 
     return Endpoint(
         name=params.name,
@@ -253,7 +254,7 @@ def _endpoint(params: Params, model: "Manifest", settings: "Settings", server: "
         digest=model.meta["digest"],
         port=server.port,
         pid=server.pid,
-        started=process_started(server.pid),
+        started=started(server.pid),
         since=time.time(),
         settings=dict(settings.__dict__),
         folder=str(files),

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -219,6 +219,3 @@ def now_record(parts: KeyParts, result: Result, run_id: str, started: float) -> 
         finished=finished,
         wall_s=round(finished - started, 3),
     )
-
-
-Verify = Literal["head", "full"]

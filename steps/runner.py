@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import select
 import shutil
 import signal
 import sys
@@ -54,7 +55,9 @@ def guard(call: Callable[[], int]) -> int:
         if (e.name or "").partition(".")[0] in ("steps", "pipelines"):
             return _bug()
         return _fail(f"library {e.name}: not installed here; run `make setup`", Exit.USER)
-    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
+    except BrokenPipeError:
+        if not _reader_is_gone():  # another pipe: a worker's, a server's
+            return _bug()
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except OSError as e:
@@ -65,6 +68,13 @@ def guard(call: Callable[[], int]) -> int:
         return _fail("ended by SIGTERM", 128 + signal.SIGTERM)
     except Exception:  # noqa: BLE001 - the boundary: what nobody expected is our bug, and said so
         return _bug()
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads our stdout any more, as in `... | head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are always told
+    return bool(poll.poll(0))
 
 
 def _main(argv: Sequence[str], env: Mapping[str, str]) -> int:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from pipelines.engine.events import LogLine, NodeFinished, NodeStarted, Phase
-from pipelines.engine.holder import Holder, find_holder, held, this_process
+from pipelines.engine.holder import Holder, beat, find_holder, held, this_process
 from pipelines.engine.log_parts import EAGER_BYTES, LogCopy, LogReader
 from pipelines.engine.recorder import Recorder, RunInfo, begin_record
 from pipelines.engine.workflow import parse_workflow
 from pipelines.run_state import new_state
-from pipelines.runs_store import load_run
+from pipelines.runs_store import load_run, load_runs, state_before
 from steps.lib.errors import TemporaryError, UserError
 from tests.engine.engines import is_alive, wait_until
 from tests.engine.test_local import WITH_PARENT
@@ -254,6 +254,25 @@ def test_only_one_process_holds_a_run(store):
         with pytest.raises(UserError, match="already running: r1"), held(store, "r1"):
             pass
     assert find_holder(store, "r1") is None
+
+
+def test_who_was_taken_over_leaves_the_new_holder_alone(store):
+    usurper = this_process().model_copy(update={"host": "elsewhere"})
+    with held(store, "r1") as holder:
+        store.put("runs/r1/engine.json", usurper.model_dump_json().encode())
+        with pytest.raises(UserError, match=r"run r1 was taken over by process .* on elsewhere"):
+            beat(store, "r1", holder)
+    assert find_holder(store, "r1") == usurper
+
+
+def test_a_run_that_was_killed_while_it_began_does_not_break_the_list(store):
+    document = workflow([task("a")])
+    state = new_state(parse_workflow(document), 1.0)
+    begin_record(store, RunInfo(run_id="r1", command=[], started=1.0), document, state)
+    assert [run.info.run_id for run in load_runs(store)] == ["r1"]
+    store.delete(["runs/r1/run.json"])  # written last
+    assert load_runs(store) == []
+    assert state_before(store, "r1") is None
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 
 from pydantic import BaseModel, ConfigDict
 
-from steps.lib.errors import UserError
+from steps.lib import process
+from steps.lib.errors import TripodError, UserError
 from steps.lib.store import ConflictError, NotFoundError, Store
 
 BEAT_S = 10.0
@@ -32,7 +32,7 @@ class Holder(BaseModel):
     """The kernel's id of this start of the machine; "" where there is none."""
     pid: int
     born: str
-    """The kernel's time of the process's start; "" where there is none."""
+    """When the process started, as steps.lib.process tells it."""
     beat: float
     """Seconds since the epoch of the last sign of life."""
 
@@ -41,17 +41,24 @@ class Holder(BaseModel):
         """Whether it is a process of this machine."""
         return self.host == socket.gethostname()
 
+    @property
+    def process(self) -> tuple[str, str, int, str]:
+        """Names one process for ever."""
+        return self.host, self.boot, self.pid, self.born
+
     def alive(self, now: float) -> bool:
         """Whether the process still runs: looked up on this machine, by its last beat elsewhere."""
         if not self.here:
             return now - self.beat < STALE_S
-        return self.boot == _boot() and _born(self.pid) == self.born
+        return self.boot == process.boot_id() and process.is_alive(self.pid, self.born)
 
 
 def this_process() -> Holder:
     """The holder that this process is."""
     pid = os.getpid()
-    return Holder(host=socket.gethostname(), boot=_boot(), pid=pid, born=_born(pid) or "", beat=time.time())
+    return Holder(
+        host=socket.gethostname(), boot=process.boot_id(), pid=pid, born=process.started(pid), beat=time.time()
+    )
 
 
 def holder_key(run_id: str) -> str:
@@ -80,7 +87,10 @@ def held(store: Store, run_id: str) -> Iterator[Holder]:
     try:
         yield mine
     finally:
-        store.delete([holder_key(run_id)])
+        with suppress(TripodError):  # the end of our process says it as well
+            there = find_holder(store, run_id)
+            if there and there.process == mine.process:  # else another has taken the run over
+                store.delete([holder_key(run_id)])
 
 
 def _take(store: Store, run_id: str, mine: Holder) -> bool:
@@ -106,27 +116,14 @@ def _take(store: Store, run_id: str, mine: Holder) -> bool:
 
 
 def beat(store: Store, run_id: str, holder: Holder) -> None:
-    """Say that the holder is alive."""
-    store.put(holder_key(run_id), holder.model_copy(update={"beat": time.time()}).model_dump_json().encode())
+    """Say that the holder is alive.
 
-
-def _boot() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
-
-
-def _born(pid: int) -> str | None:
-    """Start time of a process that runs, in clock ticks since boot (proc(5), field 22); None when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "" if not Path("/proc/self").exists() and _answers(pid) else None
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def _answers(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    Raises:
+        UserError: another process has taken the run over.
+    """
+    there, tag = store.get_tagged(holder_key(run_id))
+    other = Holder.model_validate_json(there)
+    if other.process != holder.process:
+        raise UserError(f"run {run_id} was taken over by process {other.pid} on {other.host}")
+    beaten = holder.model_copy(update={"beat": time.time()})
+    store.swap(holder_key(run_id), beaten.model_dump_json().encode(), tag)

@@ -291,7 +291,7 @@ class LocalEngine:
             self._end_node(*self._between.popitem())
         for attempt in self._running.values():
             attempt.stop(reason, expired=expired)
-        self._after(self._grace_s, self._kill_all)
+            self._after(self._grace_s, attempt.kill)  # these alone: the exit handler may run by then
 
     def _expire(self, node: Node, attempt: Attempt) -> None:
         if self._running.get(node) is attempt:

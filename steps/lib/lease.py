@@ -23,11 +23,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from steps.lib import process
 from steps.lib.errors import TemporaryError, TripodError, UserError
 from steps.lib.store import ConflictError, NotFoundError, Store
 
@@ -47,8 +47,8 @@ class Holder(BaseModel):
     pid_space: str
     """The process namespace that `pid` counts in: containers of one machine have their own."""
     pid: int
-    started: int
-    """When the process began, clock ticks since boot: tells it from a later one with its pid."""
+    started: str
+    """When the process began, as steps.lib.process tells it: tells it from a later one with its pid."""
     heartbeat: float
     """Seconds since the epoch, by the holder's clock."""
     attempt: int
@@ -60,7 +60,7 @@ class Holder(BaseModel):
         return self.host, self.boot_id, self.pid_space
 
     @property
-    def process(self) -> tuple[str, str, str, int, int]:
+    def process(self) -> tuple[str, str, str, int, str]:
         """Names one process for ever."""
         return *self.place, self.pid, self.started
 
@@ -146,7 +146,7 @@ class Lease:
         if not self._lost:
             try:
                 self._update(released=True)
-            except TripodError as e:  # the end of our process releases it as well
+            except (TripodError, OSError) as e:  # the end of our process releases it as well
                 self._say(f"lease {self._key} not released: {e}")
 
     def _try(self) -> bool:
@@ -169,7 +169,7 @@ class Lease:
 
     def _is_abandoned(self, holder: Holder, tag: str) -> bool:
         if holder.boot_id and holder.place == self._mine.place:
-            return not _is_alive(holder.pid, holder.started)
+            return not process.is_alive(holder.pid, holder.started)
         age = time.time() - holder.heartbeat
         if age > self._stale_s:
             return self._stands_still(holder, tag, 2 * self._beat_s)
@@ -191,8 +191,8 @@ class Lease:
         while not self._leave.wait(self._beat_s) and not self._lost:
             try:
                 self._update()
-            except TemporaryError:
-                continue  # the store is away for everybody
+            except (TemporaryError, OSError):
+                continue  # the store is away, or full, for everybody
             except TripodError as e:
                 self._lost = e
 
@@ -223,42 +223,14 @@ def _load(store: Store, key: str) -> tuple[Holder, str] | None:
 
 
 def _me(run_id: str) -> Holder:
-    linux = Path("/proc/self/stat").exists()
+    space = "/proc/self/ns/pid"
     return Holder(
         run_id=run_id,
         host=socket.gethostname(),
-        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip() if linux else "",
-        pid_space=os.readlink("/proc/self/ns/pid") if linux else "",
+        boot_id=process.boot_id(),
+        pid_space=os.readlink(space) if os.path.lexists(space) else "",
         pid=os.getpid(),
-        started=_started(_stat(os.getpid())) if linux else 0,
+        started=process.started(os.getpid()),
         heartbeat=time.time(),
         attempt=1,
     )
-
-
-def _is_alive(pid: int, started: int) -> bool:
-    try:
-        fields = _stat(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return _is_hidden(pid)
-    return fields[0] not in "ZX" and _started(fields) == started
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat from the third, the state, on (proc(5)); the name before may hold spaces."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _started(fields: list[str]) -> int:
-    return int(fields[22 - 3])
-
-
-def _is_hidden(pid: int) -> bool:
-    """Whether another user's process lives where /proc doesn't show it (hidepid)."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from steps.lib import process
 from steps.lib.digest import sha256_hex
 from steps.lib.errors import TemporaryError
 from steps.lib.wait import wait
@@ -46,7 +46,7 @@ class Endpoint(BaseModel):
     pid: int
     """Of the guard: SIGTERM to it ends the server."""
     started: str
-    """When the process with that pid started, as `process_started` tells it."""
+    """When the process with that pid started, as steps.lib.process tells it."""
     since: float
     """Seconds since the epoch."""
     settings: dict[str, Any]
@@ -72,7 +72,7 @@ class Endpoint(BaseModel):
     @property
     def alive(self) -> bool:
         """Whether the process that was started is still there."""
-        return process_started(self.pid) == self.started
+        return process.started(self.pid) == self.started
 
 
 _ENDPOINTS = TypeAdapter(list[Endpoint])
@@ -177,20 +177,3 @@ def _stop(endpoint: Endpoint) -> None:
             lambda: not endpoint.alive, what=f"{endpoint.name}: server with pid {endpoint.pid} ends", timeout_s=_STOP_S
         )
     shutil.rmtree(endpoint.folder, ignore_errors=True)
-
-
-def process_started(pid: int) -> str:
-    """When process `pid` started, in the system's own form; "" when it is gone or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return "" if Path("/proc/self/stat").exists() else _started_by_ps(pid)
-    state, *fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
-    ticks_since_boot = fields[18]  # proc(5): field 22
-    return "" if state in "ZX" else ticks_since_boot
-
-
-def _started_by_ps(pid: int) -> str:
-    shown = subprocess.run(["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    state, _, started = shown.stdout.strip().partition(" ")
-    return "" if state.startswith("Z") else started.strip()

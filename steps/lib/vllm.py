@@ -259,7 +259,7 @@ def explain(code: int, log: str, port: int) -> TripodError:
         plain = build.partition("+")[0]
         return UserError(
             f"vLLM's CPU build does not start on torch {build}, which is no CPU build ({last}); put the wheel of "
-            f"torch {plain}+cpu into a folder, then run `PIP_FIND_LINKS=FOLDER make setup`"
+            f"torch {plain}+cpu into a folder, then run `PIP_FIND_LINKS=FOLDER make clean setup`"
         )
     return UserError(f"vLLM ended with code {code} before it was healthy: {last}")
 

@@ -8,7 +8,8 @@ import pytest
 
 from steps.lib import folder, registry, vllm
 from steps.lib.errors import RejectedError, TemporaryError, UserError
-from steps.lib.serving import Serving, process_started
+from steps.lib.process import started
+from steps.lib.serving import Serving
 from tests.after.serving import Place, publish_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -171,7 +172,7 @@ def test_a_server_that_never_answers_is_given_up_and_ended(place, monkeypatch, t
     place.stub(mode="silent", child=child)
     with pytest.raises(TemporaryError, match=r"not within 1 s; last seen: INFO: stub is up"):
         place.deploy(publish_model(place.store))
-    assert process_started(int(child.read_text())) == ""
+    assert started(int(child.read_text())) == ""
 
 
 def test_a_name_is_deployed_by_one_at_a_time(place):

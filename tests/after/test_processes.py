@@ -11,7 +11,8 @@ import pytest
 
 from pipelines import deploy as command
 from steps.lib import guard, pointer
-from steps.lib.serving import Serving, process_started
+from steps.lib.process import started
+from steps.lib.serving import Serving
 from steps.lib.wait import wait
 from tests.after.serving import Place, params, publish_model
 
@@ -35,7 +36,7 @@ def pid_in(path: Path) -> int:
 
 
 def gone(pid: int) -> None:
-    wait(lambda: process_started(pid) == "", what=f"process {pid} ends", timeout_s=20)
+    wait(lambda: started(pid) == "", what=f"process {pid} ends", timeout_s=20)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

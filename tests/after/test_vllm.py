@@ -55,7 +55,7 @@ def test_the_cuda_build_of_torch_is_one_line_with_the_command_that_helps(monkeyp
     error = vllm.explain(1, log, 8000)
     assert error.code == Exit.USER
     assert "does not start on torch 2.13.0, which is no CPU build (ImportError: vllm/_C.so" in str(error)
-    assert "`PIP_FIND_LINKS=FOLDER make setup`" in str(error)
+    assert "`PIP_FIND_LINKS=FOLDER make clean setup`" in str(error)
     assert "\n" not in str(error)
 
 

@@ -65,6 +65,22 @@ def test_a_second_cancel_kills_at_once(tmp_path):
     assert not is_alive(pid)
 
 
+def test_the_grace_time_of_a_deadline_does_not_reach_the_exit_handler(tmp_path):
+    engine = LocalEngine(tmp_path, grace_s=1)
+    document = workflow(
+        [task("a", "sleep")],
+        [
+            template("sleep", "import time; time.sleep(600)"),
+            template("bye", "import time; time.sleep(2)", in_default="x", default=""),
+        ],
+        activeDeadlineSeconds=1,
+        onExit="bye",
+    )
+    result = engine.run(document)
+    assert result.nodes["a"]["exit_code"] == 128 + signal.SIGTERM
+    assert (result.nodes["onExit"]["phase"], result.nodes["onExit"]["exit_code"]) == ("Succeeded", 0)
+
+
 def test_a_cancelled_step_may_save_and_say_so(engine):
     code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(76)); print('ready', flush=True); time.sleep(600)"
     run = engine.start(workflow([task("a", "saver")], [template("saver", code)]))

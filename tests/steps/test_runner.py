@@ -60,6 +60,10 @@ def run(params: Params, ctx: Context) -> Result:
         import no_such_library
     elif params.do == "own module":
         import steps.lib.no_such_module
+    elif params.do == "pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.write(writer, b"x")
     elif params.do == "bug":
         assert params.number == 2, "expected two\\\\nlines"
     elif params.do == "noise":
@@ -300,11 +304,20 @@ def test_each_kind_has_its_code_and_one_line(place: Place, error: str, code: int
 
 
 def test_a_bug_shows_the_traceback_and_then_one_line(place: Place) -> None:
-    for do, name in (("bug", "AssertionError"), ("own module", "ModuleNotFoundError")):
+    for do, name in (("bug", "AssertionError"), ("own module", "ModuleNotFoundError"), ("pipe", "BrokenPipeError")):
         code, out, err = place.run("fake", f"--do={do}")
         assert (code, out) == (Exit.BUG, "")
         assert f"{name}: " in err
         assert err.splitlines()[-1] == "error: this is a bug in tripod; please report it with the traceback above"
+
+
+def test_a_reader_of_stdout_that_leaves_is_no_failure(place: Place) -> None:
+    process = place.start("fake", "--do=wait for the reader")
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
 
 
 def test_what_the_system_says(place: Place) -> None:

@@ -1,5 +1,6 @@
 """One writer for a key: who gets a lease, who is turned away, who may take one over and when."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -40,7 +41,7 @@ def hold_in_a_process(store: Store, run_id: str) -> "subprocess.Popen[str]":
 
 def elsewhere(store: Store, run_id: str, age_s: float) -> Holder:
     """A holder on another machine that was heard from `age_s` ago."""
-    values = {"host": "far", "boot_id": "another", "pid_space": "pid:[1]", "pid": 1, "started": 5, "attempt": 3}
+    values = {"host": "far", "boot_id": "another", "pid_space": "pid:[1]", "pid": 1, "started": "5", "attempt": 3}
     holder = Holder.model_validate({**values, "run_id": run_id, "heartbeat": time.time() - age_s})
     store.put(KEY, holder.model_dump_json().encode())
     return holder
@@ -151,7 +152,7 @@ def test_a_later_process_with_the_same_pid_is_not_the_holder(store: Store) -> No
     process = hold_in_a_process(store, "old")
     tagged, tag = store.get_tagged(KEY)
     holder = Holder.model_validate_json(tagged)
-    reused = holder.model_copy(update={"started": holder.started - 1})
+    reused = holder.model_copy(update={"started": f"{holder.started}0"})
     store.swap(KEY, reused.model_dump_json().encode(), tag)
     with Lease(store, KEY, run_id="new"):
         pass
@@ -228,6 +229,23 @@ def test_a_store_that_was_away_costs_no_lease(proxy: Proxy, use: Callable[[Proxy
         wait_for(lambda: heartbeat(far) > back)
         lease.check()
     assert holder_of(far, KEY) is None
+
+
+def test_a_full_disk_costs_no_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    swap, refused = store.swap, threading.Event()
+
+    def full(key: str, data: bytes, tag: str) -> str:
+        refused.set()
+        raise OSError(errno.ENOSPC, "No space left on device", key)
+
+    with Lease(store, KEY, run_id="a", beat_s=0.02) as lease:
+        monkeypatch.setattr(store, "swap", full)
+        assert refused.wait(30)
+        monkeypatch.setattr(store, "swap", swap)
+        back = time.time()
+        wait_for(lambda: heartbeat(store) > back)
+        lease.check()
+    assert holder_of(store, KEY) is None
 
 
 def test_an_object_that_is_no_lease(store: Store) -> None:

@@ -113,9 +113,10 @@ class FileStore(Store):
         temp = _temp_beside(path)
         try:
             size = self._bulk.upload(key, source, at=temp.removeprefix(f"{self._root}/"))
-            with self._errors("upload", key), self._locked(key):
-                _sync(temp)
-                self._replace(temp, key)
+            with self._errors("upload", key):
+                _sync(temp)  # may take long, and the lock is other keys' too
+                with self._locked(key):
+                    self._replace(temp, key)
         finally:
             with suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(temp)
