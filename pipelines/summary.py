@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pipelines.engine.events import NodeResult
 
 
-def summary(run_id: str, recipe: str, nodes: Mapping[str, NodeResult], wall_s: float) -> list[str]:
+def summary(run_id: str, recipe: str, served_as: str, nodes: Mapping[str, NodeResult], wall_s: float) -> list[str]:
     """Lines for the end of a training run that succeeded.
 
     Args:
+        recipe: NAME or FILE, as it was given.
+        served_as: the name that the server has.
         nodes: results by task name, as the engine gives them.
     """
     train, quality = nodes["train"].outputs, nodes["evaluate"].outputs
@@ -29,7 +31,7 @@ def summary(run_id: str, recipe: str, nodes: Mapping[str, NodeResult], wall_s: f
         nexts = [
             (f"curl -s {served['endpoint']}/models", "what it serves"),
             ("python -m pipelines.deploy status", "what serves on this machine"),
-            (f"python -m pipelines.deploy stop {recipe}", "end it"),
+            (f"python -m pipelines.deploy stop {served_as}", "end it"),
         ]
     else:
         nexts = [

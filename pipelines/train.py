@@ -108,7 +108,8 @@ def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]"
         grace_s=site.value.run.grace_s,
     )
     if outcome.exit_code == Exit.DONE and not args.json:
-        print("\n".join(summary(run_id, model.name, outcome.nodes, time.time() - started)))
+        name = model.value.serving.name or model.name
+        print("\n".join(summary(run_id, args.model, name, outcome.nodes, time.time() - started)))
     return outcome.exit_code
 
 
