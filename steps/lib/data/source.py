@@ -172,9 +172,11 @@ def resolve(source: str, store: Store) -> Source:
         return StoreSource(store.uri, prefix)
     if source.startswith("s3://"):
         return StoreSource(source.rstrip("/"), "")
+    here = os.path.abspath(os.path.expanduser(source))
     raise UserError(
         f"source: got {source!r}, allowed are python:stdlib, /folder, file:///folder, s3://bucket/prefix "
         "and raw/NAME in the store"
+        + (f"; for the folder that is here: data.source={here}" if source and os.path.isdir(here) else "")
     )
 
 
