@@ -21,6 +21,7 @@ from steps.lib.store import Bytes, ConflictError, NotFoundError, Store
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 _READ_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 20
 
 
 class File(BaseModel):
@@ -169,10 +170,14 @@ def download(store: Store, prefix: str, target: Path, kind: str | None = None) -
 
 
 def sha256_file(path: Path) -> str:
-    """Hex sha256 of a local file, read in pieces."""
+    """Hex sha256 of a local file, a large one read in pieces."""
     import hashlib
 
     with path.open("rb") as f:
+        head = f.read(_PIECE_BYTES)
+        if len(head) < _PIECE_BYTES:  # file_digest would clear a buffer larger than most files first
+            return hashlib.sha256(head).hexdigest()
+        f.seek(0)
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 

@@ -81,7 +81,7 @@ class FolderSource:
             return [_local_file(self.root, root.name)]
         if not root.is_dir():
             raise UserError(f"source {self.root}: no such folder")
-        files = [_local_file(path, os.path.relpath(path, root)) for path in self._walk()]
+        files = [_local_file(path, path[len(self.root) :].lstrip("/")) for path in self._walk()]
         return sorted(files, key=lambda f: f.name)
 
     def _walk(self) -> Iterator[str]:
@@ -107,8 +107,12 @@ class FolderSource:
         known = _read_table(cache, key)
         unknown = [f for f in files if f.tag not in known.get(f.name, {})]
         now_ns = time.time_ns()
+        share = (
+            min(64, len(unknown) // (4 * workers)) or 1
+        )  # files at a time: handing over one small file costs more than its hash
         with ThreadPoolExecutor(workers) as pool:
-            digests = list(pool.map(lambda f: sha256_file(Path(f.path)), unknown))
+            shares = pool.map(_digests, (unknown[at : at + share] for at in range(0, len(unknown), share)))
+            digests = [digest for some in shares for digest in some]
         table = {f.name: known[f.name] for f in files if f.name in known}
         table |= {f.name: {f.tag: d} for f, d in zip(unknown, digests, strict=True)}
         settled = {n: t for n, t in table.items() if all(_changed_ns(tag) < now_ns - _RACY_S * 1e9 for tag in t)}
@@ -224,6 +228,10 @@ class _ObjectReader(io.RawIOBase):
         buffer[:length] = self._store.read(self._file.path, self._at, length)
         self._at += length
         return length
+
+
+def _digests(files: Sequence[SourceFile]) -> list[str]:
+    return [sha256_file(Path(file.path)) for file in files]
 
 
 def _local_file(path: str, relative: str) -> SourceFile:
