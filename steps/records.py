@@ -3,9 +3,9 @@
     key = sha256 of canonical JSON {step, source, libraries, params, fingerprint}
 
 `source` is the digest of the step's own files and of every steps.lib module that they import, at
-any depth; imports under `if TYPE_CHECKING:` do not count, nor does steps.lib.store: what a store does
-is fixed by its conformance suite, and a mended retry must not train every model again. Comments do
-count: bytes are compared.
+any depth; imports under `if TYPE_CHECKING:` do not count, nor do the packages that only reach other
+places (_PLACES): what a store does is fixed by its conformance suite, and a mended retry must not train
+every model again. Comments do count: bytes are compared.
 A record is a hit while all that its result names in the store is whole: manifest there, every file
 there with its size (`verify=full` also reads and hashes the bytes).
 """
@@ -27,6 +27,8 @@ from steps.lib.errors import UserError
 from steps.lib.store import ConflictError, NotFoundError, Store
 
 _ROOT = Path(__file__).resolve().parent.parent
+_PLACES = ("steps.lib.store", "steps.lib.kube", "steps.lib.trainjob")
+"""How bytes and work get to other places, not what comes out."""
 
 
 class KeyParts(BaseModel):
@@ -134,7 +136,7 @@ def source_digest(module: ModuleType) -> str:
 
 def _lib_files(tree: ast.AST) -> Iterable[Path]:
     for name in imports(tree):
-        if name.startswith("steps.lib.") and not f"{name}.".startswith("steps.lib.store."):
+        if name.startswith("steps.lib.") and not any(f"{name}.".startswith(f"{place}.") for place in _PLACES):
             path = _ROOT.joinpath(*name.split("."))
             for candidate in (path.with_suffix(".py"), path / "__init__.py"):
                 if candidate.is_file():
