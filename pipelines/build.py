@@ -21,7 +21,7 @@ def build(model: Loaded[Recipe], site: Loaded[Site], run_id: str) -> Workflow:
 def pipeline(model: Loaded[Recipe], site: Loaded[Site], run_id: str) -> Pipeline:
     """As `build`, with the tasks still at hand: the plan walks over them."""
     recipe, name = model.value, dns_name(model.name)
-    env = site.value.step_env(store_uri(site.value))
+    env = site.value.step_env(store_uri(site.value), recipe.scale.nodes)
     with Pipeline(name=model.name, run_id=run_id, site=site.value, env=env, labels={}) as pipe:
         docs = pipe.task(ingest, **{f: getattr(recipe.data, f) for f in ingest.Params.model_fields})
         words = pipe.task(

@@ -12,9 +12,10 @@ from types import GenericAlias, ModuleType, TracebackType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints, overload
 
 from hera.workflows import DAG, Container, Env, Parameter, Task as HeraTask, Workflow
-from hera.workflows.models import RetryStrategy, ValueFrom
+from hera.workflows.models import RetryStrategy, TTLStrategy, ValueFrom
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from pipelines import pods
 from pipelines.engine.retry import retry_strategy
 from pipelines.engine.templates import OUTPUTS_FOLDER
 from pipelines.names import dns_name
@@ -25,6 +26,10 @@ from steps.runner import first_problem
 
 MAX_VALUE_BYTES = 100 << 10
 """Linux allows 128 KiB an argument (MAX_ARG_STRLEN); longer values go by reference to a blob."""
+
+
+_KEPT_S = 7 * 24 * 3600
+"""How long the cluster keeps a workflow that has ended; its record in the store stays."""
 
 
 class EngineValue(str):
@@ -109,11 +114,10 @@ class Pipeline:
         self._templates: dict[str, Container] = {}
         self.workflow = Workflow(
             name=run_id,
-            namespace=site.argo.namespace if site.engine == "argo" else None,
-            service_account_name=site.argo.service_account if site.engine == "argo" else None,
             entrypoint="main",
             labels={"tripod/recipe": dns_name(name), **labels},
             parallelism=site.run.max_parallel,
+            **_on_cluster(site),
         )
 
     def __enter__(self) -> "Pipeline":
@@ -198,10 +202,24 @@ class Pipeline:
                 ),
                 active_deadline_seconds=int(step.timeout.total_seconds()),
             )
+            if self.site.engine == "argo":
+                pods.equip(self._templates[step_name], step, self.site)
         return self._templates[step_name]
 
     def _step_env(self) -> dict[str, str]:
         return {**self.env, "TRIPOD_RUN_ID": "{{workflow.name}}", "TRIPOD_OUTPUTS": OUTPUTS_FOLDER}
+
+
+def _on_cluster(site: Site) -> dict[str, Any]:
+    if site.engine != "argo":
+        return {}
+    return {
+        "namespace": site.argo.namespace,
+        "service_account_name": site.argo.service_account,
+        "security_context": pods.security(),
+        "volumes": pods.volumes(site),
+        "ttl_strategy": TTLStrategy(seconds_after_completion=_KEPT_S),
+    }
 
 
 def _check_inputs(name: str, params: type[BaseModel], given: dict[str, Any], fan_out: str) -> None:

@@ -21,6 +21,7 @@ TrainJob pod. What differs from place to place comes by environment, never by Pa
     TRIPOD_STATE          where servers that stay are kept track of                 (default: ~/.local/state/tripod)
     TRIPOD_STORE_RETRY_S  how long an S3 call is tried again, seconds               (default: 60)
     TRIPOD_DEVICE ...     the gang that trains: steps/train/runtime.py
+    TRIPOD_TREE           the sources to run instead of the installed ones: steps/lib/tree.py  (default: none)
     TRIPOD_VLLM_COMMAND   the server in vLLM's place: steps/lib/vllm.py             (default: vLLM's own)
     TRIPOD_WEBHOOK_URL    who is told how a run ended; a secret                     (default: nobody)
 
@@ -83,6 +84,8 @@ class Step:
     """CPU cores asked for."""
     memory_gib: int = 1
     """Memory asked for, GiB."""
+    launches: bool = False
+    """On a site with a GPU cluster the step itself runs there, and its pod on Compute only watches."""
     cached: bool = True
     """Whether a recorded result stands for a call. False for steps that act on a live system."""
     libraries: tuple[str, ...] = ()

@@ -1,10 +1,14 @@
 """A site, `config/sites/NAME.toml`: where workflows run and where the data is."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from pipelines.settings.base import Settings
+
+S3_FOLDER, GPU_FOLDER = "/var/run/tripod/s3", "/var/run/tripod/gpu"
+"""Where pods have the store's credentials, and token and CA for the GPU cluster."""
 
 
 class StoreSettings(Settings):
@@ -62,16 +66,51 @@ class GangSettings(Settings):
 class ImageSettings(Settings):
     """[images]: by digest where the site's policy asks for it."""
 
+    pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     data: str = "tripod/data"
     train: str = "tripod/train"
     serve: str = "tripod/serve"
 
 
 class ArgoSettings(Settings):
-    """[argo]: the Compute cluster."""
+    """[argo]: the Compute cluster. Credentials of people come by a kubeconfig, or a token in $ARGO_TOKEN."""
 
     namespace: str = "default"
+    """The team's namespace."""
     service_account: str = "tripod-workflow"
+    """That the pods of steps run as."""
+    kubeconfig: str = ""
+    """File; empty: $TRIPOD_COMPUTE_KUBECONFIG, else $KUBECONFIG, else ~/.kube/config."""
+    context: str = ""
+    """In that file; empty: its current one."""
+    server: str = ""
+    """URL of an Argo server to submit through; empty: the Kubernetes API."""
+    s3_secret: str = "tripod-s3"
+    """Secret in the team's namespaces with the store's credentials: key `credentials`, a file as the AWS clients read it."""
+
+
+class GpuSettings(Settings):
+    """[gpu]: the GPU cluster, where TrainJobs and servers run when gang.target is kubernetes."""
+
+    server: str = ""
+    """URL of its API server, which trusts the projected tokens of Compute's pods."""
+    ca_config_map: str = "tripod-gpu-ca"
+    """ConfigMap in the team's namespace on Compute with that server's CA, key `ca.crt`."""
+    audience: str = "gpu-cluster"
+    """That the tokens are made out for."""
+    kubeconfig: str = ""
+    """File, for people and for tests; empty: $TRIPOD_GPU_KUBECONFIG."""
+    context: str = ""
+    namespace: str = "default"
+    """The team's namespace there."""
+    queue: str = "default"
+    """The team's LocalQueue."""
+    priority: str = ""
+    """WorkloadPriorityClass; empty: the cluster's default."""
+    runtime: str = "tripod-train"
+    """ClusterTrainingRuntime that the platform has installed."""
+    gpus_per_node: int = Field(8, ge=1)
+    """Nodes go whole: what one training pod asks for."""
 
 
 class Site(Settings):
@@ -85,6 +124,7 @@ class Site(Settings):
     gang: GangSettings = GangSettings()
     images: ImageSettings = ImageSettings()
     argo: ArgoSettings = ArgoSettings()
+    gpu: GpuSettings = GpuSettings()
 
     @model_validator(mode="after")
     def _backend_fits(self) -> "Site":
@@ -94,8 +134,12 @@ class Site(Settings):
             )
         return self
 
-    def step_env(self, store_uri: str) -> dict[str, str]:
-        """The environment of every step on this site, in a fixed order. No secrets."""
+    def step_env(self, store_uri: str, nodes: Sequence[int] = ()) -> dict[str, str]:
+        """The environment of every step on this site, in a fixed order. No secrets.
+
+        Args:
+            nodes: numbers of servers that the training may run on.
+        """
         env = {
             "TRIPOD_STORE": store_uri,
             "TRIPOD_CACHE_VERIFY": self.cache.verify,
@@ -107,6 +151,23 @@ class Site(Settings):
             "TRIPOD_GRACE_S": str(self.run.grace_s),
             "TRIPOD_PEAK_TFLOPS": str(self.gang.peak_tflops) if self.gang.peak_tflops else "",
         }
+        if self.gang.target == "kubernetes":
+            env |= {
+                "TRIPOD_GPU_SERVER": self.gpu.server,
+                "TRIPOD_GPU_CA": f"{GPU_FOLDER}/ca.crt",
+                "TRIPOD_GPU_TOKEN": f"{GPU_FOLDER}/token",
+                "TRIPOD_GPU_NAMESPACE": self.gpu.namespace,
+                "TRIPOD_GPU_QUEUE": self.gpu.queue,
+                "TRIPOD_GPU_PRIORITY": self.gpu.priority,
+                "TRIPOD_GPU_RUNTIME": self.gpu.runtime,
+                "TRIPOD_GPUS_PER_NODE": str(self.gpu.gpus_per_node),
+                "TRIPOD_GPU_NODES": ",".join(str(count) for count in nodes),
+                "TRIPOD_S3_SECRET": self.argo.s3_secret,
+                "TRIPOD_IMAGE_TRAIN": self.images.train,
+                "TRIPOD_IMAGE_SERVE": self.images.serve,
+            }
+        if self.engine == "argo":
+            env["AWS_SHARED_CREDENTIALS_FILE"] = f"{S3_FOLDER}/credentials"
         if store_uri.startswith("s3://"):
             env |= {
                 "AWS_ENDPOINT_URL": self.store.endpoint,

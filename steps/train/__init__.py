@@ -96,7 +96,9 @@ class Result(BaseResult):
     """Tokens trained on, all epochs."""
 
 
-step = Step(image="train", timeout=timedelta(days=30), cpus=2, memory_gib=8, libraries=("torch", "transformers"))
+step = Step(
+    image="train", launches=True, timeout=timedelta(days=30), cpus=2, memory_gib=8, libraries=("torch", "transformers")
+)
 
 EXAMPLE = Params(
     dataset="datasets/example/v1",
