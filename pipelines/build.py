@@ -13,15 +13,19 @@ from pipelines.tasks import RUN_NAME, RUN_STATUS, Pipeline
 from steps import deploy, evaluate, export, ingest, notify, publish_dataset, register, tokenize, tokenizer, train
 
 
-def build(model: Loaded[Recipe], site: Loaded[Site], run_id: str) -> Workflow:
-    """The Workflow of one run: pure, contacts nothing. The same for every engine."""
-    return pipeline(model, site, run_id).workflow
+def build(model: Loaded[Recipe], site: Loaded[Site], run_id: str, tree: str = "") -> Workflow:
+    """The Workflow of one run: pure, contacts nothing. The same for every engine.
+
+    Args:
+        tree: digest of the sources that pods are to run (steps.lib.tree); "": those in their images.
+    """
+    return pipeline(model, site, run_id, tree).workflow
 
 
-def pipeline(model: Loaded[Recipe], site: Loaded[Site], run_id: str) -> Pipeline:
+def pipeline(model: Loaded[Recipe], site: Loaded[Site], run_id: str, tree: str = "") -> Pipeline:
     """As `build`, with the tasks still at hand: the plan walks over them."""
     recipe, name = model.value, dns_name(model.name)
-    env = site.value.step_env(store_uri(site.value), recipe.scale.nodes)
+    env = site.value.step_env(store_uri(site.value), recipe.scale.nodes) | ({"TRIPOD_TREE": tree} if tree else {})
     with Pipeline(name=model.name, run_id=run_id, site=site.value, env=env, labels={}) as pipe:
         docs = pipe.task(ingest, **{f: getattr(recipe.data, f) for f in ingest.Params.model_fields})
         words = pipe.task(

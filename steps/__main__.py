@@ -9,6 +9,11 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 gc.set_threshold(100_000)  # what imports make stays; looking through it again and again costs 10 ms a start
 
 if __name__ == "__main__":
-    from steps.runner import main
+    from steps.runner import guard, main
 
+    if os.environ.get("TRIPOD_TREE"):
+        from steps.lib import tree
+
+        if code := guard(lambda: tree.start(sys.argv[1:], os.environ)):
+            sys.exit(code)
     sys.exit(main(sys.argv[1:]))
