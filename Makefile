@@ -54,6 +54,10 @@ tools: ## build argo and a real S3 server from their Go modules into $TRIPOD_TOO
 test-tools: setup tools ## the tests that need them: argo lint, full CRD schemas, the S3 server
 	pytest -n 2 tests/store tests/engine/test_argo_accepts.py tests/pipelines/test_argo_accepts.py
 
+.PHONY: images
+images: ## build the images data, train and serve with docker or buildah; see images/build.sh
+	bash images/build.sh
+
 .PHONY: golden
 golden: setup ## write the golden YAML files anew; read the diff before you commit it
 	pytest tests/pipelines/test_golden.py --write-golden
