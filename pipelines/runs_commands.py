@@ -30,11 +30,12 @@ _CANCEL_MARGIN_S = 30.0
 
 def show_list(store: Store, *, as_json: bool) -> int:
     """Print all runs, the newest first."""
-    runs = load_runs(store)
+    runs, problems = load_runs(store)
+    _say([f"warning: {problem}" for problem in problems])
     if as_json:
         print(json.dumps([_as_json(run) for run in runs], ensure_ascii=False, indent=1))
         return Exit.DONE
-    if not runs:
+    if not runs and not problems:
         _say([f"no runs in {store.uri}; start one with `python -m pipelines.train --model NAME`"])
         return Exit.DONE
     rows = [("RUN", "STATE", "STARTED", "TOOK", "WHAT")] + [_list_row(run) for run in runs]

@@ -60,10 +60,16 @@ def load_run(store: Store, run_id: str) -> Run:
     return Run(info=info, state=state, holder=holder if alive else None)
 
 
-def load_runs(store: Store) -> list[Run]:
-    """All runs that have begun, the newest first."""
-    begun = [run_id for run_id in run_ids(store) if _has_begun(store, run_id)]
-    return sorted((load_run(store, run_id) for run_id in begun), key=lambda run: run.info.started, reverse=True)
+def load_runs(store: Store) -> tuple[list[Run], list[str]]:
+    """All runs that have begun, the newest first; and a line for each one that cannot be read."""
+    runs, problems = [], []
+    for run_id in run_ids(store):
+        try:
+            if _has_begun(store, run_id):
+                runs.append(load_run(store, run_id))
+        except UserError as e:
+            problems.append(f"run {run_id}: {e}")
+    return sorted(runs, key=lambda run: run.info.started, reverse=True), problems
 
 
 def state_before(store: Store, run_id: str) -> RunState | None:
@@ -79,7 +85,11 @@ def _has_begun(store: Store, run_id: str) -> bool:
 def load_document(store: Store, run_id: str) -> dict[str, Any]:
     """The workflow that a run ran. Raises UserError when there is no such run."""
     load_run(store, run_id)
-    document: dict[str, Any] = json.loads(store.get(f"runs/{run_id}/workflow.json"))
+    key = f"runs/{run_id}/workflow.json"
+    try:
+        document: dict[str, Any] = json.loads(store.get(key))
+    except (NotFoundError, ValueError) as e:
+        raise UserError(f"{key} in {store.uri}: missing or damaged; start the run's command anew") from e
     return document
 
 
@@ -102,4 +112,6 @@ def _read(store: Store, run_id: str, name: str, model: type[M]) -> M:
         meant = f"the closest are {', '.join(close)}" if close else "`python -m pipelines.runs list` shows all"
         raise UserError(f"run {run_id!r}: not in {store.uri}; {meant}") from e
     except ValidationError as e:
-        raise UserError(f"{key}: unreadable: {e.errors()[0]['msg']}; another version of tripod wrote it") from e
+        raise UserError(
+            f"{key} in {store.uri}: unreadable: {e.errors()[0]['msg']}; it is damaged, or another version of tripod wrote it"
+        ) from e

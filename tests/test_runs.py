@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from pipelines.engine.events import LogLine, NodeFinished, NodeStarted, Phase
-from pipelines.engine.holder import Holder, beat, find_holder, held, this_process
+from pipelines.engine.holder import beat, find_holder, held, this_process
 from pipelines.engine.log_parts import EAGER_BYTES, LogCopy, LogReader
 from pipelines.engine.recorder import Recorder, RunInfo, begin_record
 from pipelines.engine.workflow import parse_workflow
 from pipelines.run_state import new_state
+from pipelines.runs import main as runs_command
 from pipelines.runs_store import load_run, load_runs, state_before
 from steps.lib.errors import TemporaryError, UserError
 from tests.engine.engines import is_alive, wait_until
@@ -269,10 +270,27 @@ def test_a_run_that_was_killed_while_it_began_does_not_break_the_list(store):
     document = workflow([task("a")])
     state = new_state(parse_workflow(document), 1.0)
     begin_record(store, RunInfo(run_id="r1", command=[], started=1.0), document, state)
-    assert [run.info.run_id for run in load_runs(store)] == ["r1"]
+    assert [run.info.run_id for run in load_runs(store)[0]] == ["r1"]
     store.delete(["runs/r1/run.json"])  # written last
-    assert load_runs(store) == []
+    assert load_runs(store) == ([], [])
     assert state_before(store, "r1") is None
+
+
+@pytest.mark.parametrize("name", ["run.json", "status.json", "engine.json"])
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(store, name, monkeypatch, capsys):
+    for run_id in ("good", "broken"):
+        state = new_state(parse_workflow(workflow([task("a")])), 1.0)
+        begin_record(store, RunInfo(run_id=run_id, command=[], started=1.0), {}, state)
+    store.put(f"runs/broken/{name}", b"{")
+    monkeypatch.setenv("TRIPOD_STORE", store.uri)
+    assert runs_command(["list"]) == 0
+    shown = capsys.readouterr()
+    assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["good", "Lost"]]
+    assert f"warning: run broken: runs/broken/{name} in {store.uri}: unreadable" in shown.err
+    assert runs_command(["status", "broken"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: runs/broken/{name} in ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -280,7 +298,9 @@ def test_a_run_that_was_killed_while_it_began_does_not_break_the_list(store):
     [
         ({}, True),
         ({"born": "1"}, False),
-        ({"boot": "another"}, False),
+        ({"boot_id": "another", "beat": 1000.0}, True),
+        ({"boot_id": "another", "beat": 900.0}, False),
+        ({"pid_space": "another", "born": "1", "beat": 1000.0}, True),
         ({"pid": 2**22 + 1}, False),
         ({"host": "elsewhere", "beat": 1000.0}, True),
         ({"host": "elsewhere", "beat": 900.0}, False),
@@ -293,7 +313,7 @@ def test_whether_a_holder_lives(store, change, alive):
 
 
 def test_a_dead_holder_is_followed(store):
-    dead = Holder(host=this_process().host, boot=this_process().boot, pid=2**22 + 1, born="1", beat=0)
+    dead = this_process().model_copy(update={"pid": 2**22 + 1, "born": "1", "beat": 0})
     store.put("runs/r1/engine.json", dead.model_dump_json().encode())
     with held(store, "r1") as holder:
         assert find_holder(store, "r1") == holder

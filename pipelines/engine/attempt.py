@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from pipelines.engine.events import Event, LogLine, Phase, Progress
 from pipelines.engine.templates import Output
@@ -42,6 +42,35 @@ class AttemptResult:
 
 class _OutputError(Exception):
     """An output parameter cannot be taken."""
+
+
+class _Log:
+    """A file that takes what it can: a step must not block on a pipe that no one reads because a disk is full."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._problem = ""
+        try:
+            self._file: BinaryIO | None = path.open("wb")
+        except OSError as e:
+            self._file, self._problem = None, f"{path}: {e.strerror}"
+
+    def write(self, data: bytes) -> None:
+        try:
+            if self._file:
+                self._file.write(data)
+                self._file.flush()  # readers follow it; after a failure what is kept is tried again with the next
+        except OSError as e:
+            self._problem = f"{self._path}: {e.strerror}"
+
+    def close(self) -> str:
+        """What has been lost to, or ""."""
+        try:
+            if self._file:
+                self._file.close()
+        except OSError as e:
+            self._problem = f"{self._path}: {e.strerror}"
+        return self._problem
 
 
 class Attempt:
@@ -154,14 +183,14 @@ class Attempt:
             os.killpg(self._process.pid, signum)
 
     def _read(self, pipe: IO[bytes]) -> None:
-        with self.log.open("wb", buffering=0) as log:
-            while raw := pipe.readline(_MAX_LINE_BYTES):
-                raw = raw.replace(b"\0", b"\\0")
-                try:
-                    log.write(raw)
-                except OSError as e:  # disk full: the step must not block on a pipe that no one reads
-                    self._error_line = self._error_line or f"{self.log}: {e.strerror}"
-                self._line(raw.decode(errors="replace").rstrip("\r\n"))
+        log = _Log(self.log)
+        while raw := pipe.readline(_MAX_LINE_BYTES):
+            raw = raw.replace(b"\0", b"\\0")
+            log.write(raw)
+            self._line(raw.decode(errors="replace").rstrip("\r\n"))
+        if problem := log.close():
+            self._line(f"warning: the log is not whole: {problem}")
+            self._error_line = self._error_line or problem
 
     def _line(self, line: str) -> None:
         now = time.time()

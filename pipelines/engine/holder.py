@@ -5,12 +5,11 @@ It makes a second engine for the same run fail at once, tells `runs cancel` whom
 """
 
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steps.lib import process
 from steps.lib.errors import TripodError, UserError
@@ -28,8 +27,8 @@ class Holder(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str
-    boot: str
-    """The kernel's id of this start of the machine; "" where there is none."""
+    boot_id: str
+    pid_space: str
     pid: int
     born: str
     """When the process started, as steps.lib.process tells it."""
@@ -38,27 +37,25 @@ class Holder(BaseModel):
 
     @property
     def here(self) -> bool:
-        """Whether it is a process of this machine."""
-        return self.host == socket.gethostname()
+        """Whether we can see, and signal, its process."""
+        return (self.host, self.boot_id, self.pid_space) == process.place()
 
     @property
-    def process(self) -> tuple[str, str, int, str]:
+    def process(self) -> tuple[str, str, str, int, str]:
         """Names one process for ever."""
-        return self.host, self.boot, self.pid, self.born
+        return self.host, self.boot_id, self.pid_space, self.pid, self.born
 
     def alive(self, now: float) -> bool:
-        """Whether the process still runs: looked up on this machine, by its last beat elsewhere."""
+        """Whether the process still runs: looked up here, by its last beat elsewhere."""
         if not self.here:
             return now - self.beat < STALE_S
-        return self.boot == process.boot_id() and process.is_alive(self.pid, self.born)
+        return process.is_alive(self.pid, self.born)
 
 
 def this_process() -> Holder:
     """The holder that this process is."""
     pid = os.getpid()
-    return Holder(
-        host=socket.gethostname(), boot=process.boot_id(), pid=pid, born=process.started(pid), beat=time.time()
-    )
+    return Holder(**process.place()._asdict(), pid=pid, born=process.started(pid), beat=time.time())
 
 
 def holder_key(run_id: str) -> str:
@@ -67,11 +64,25 @@ def holder_key(run_id: str) -> str:
 
 
 def find_holder(store: Store, run_id: str) -> Holder | None:
-    """The process that runs `run_id`, or did when it was ended before it could say so."""
+    """The process that runs `run_id`, or did when it was ended before it could say so.
+
+    Raises:
+        UserError: the object is damaged.
+    """
     try:
-        return Holder.model_validate_json(store.get(holder_key(run_id)))
+        return _parse(store, holder_key(run_id), store.get(holder_key(run_id)))
     except NotFoundError:
         return None
+
+
+def _parse(store: Store, key: str, data: bytes) -> Holder:
+    try:
+        return Holder.model_validate_json(data)
+    except ValidationError as e:
+        raise UserError(
+            f"{key} in {store.uri}: unreadable: {e.errors()[0]['msg']}; it names the process of a run: "
+            "when no process of that run is left, delete it"
+        ) from e
 
 
 @contextmanager
@@ -103,7 +114,7 @@ def _take(store: Store, run_id: str, mine: Holder) -> bool:
         pass
     try:
         there, tag = store.get_tagged(key)
-        other = Holder.model_validate_json(there)
+        other = _parse(store, key, there)
         if other.alive(time.time()):
             raise UserError(
                 f"already running: {run_id} (process {other.pid} on {other.host}); "
@@ -122,7 +133,7 @@ def beat(store: Store, run_id: str, holder: Holder) -> None:
         UserError: another process has taken the run over.
     """
     there, tag = store.get_tagged(holder_key(run_id))
-    other = Holder.model_validate_json(there)
+    other = _parse(store, holder_key(run_id), there)
     if other.process != holder.process:
         raise UserError(f"run {run_id} was taken over by process {other.pid} on {other.host}")
     beaten = holder.model_copy(update={"beat": time.time()})

@@ -246,42 +246,37 @@ class StoreReader(StorageReader):
         return done
 
     def _batches(self, items: Iterable[ReadItem]) -> Iterator[list[ReadItem]]:
+        """Items of about _READ_BYTES together, in the order of the file; those that want the same part side by side."""
         batch: list[ReadItem] = []
         size = 0
         for item in sorted(items, key=lambda i: self.parts[i.storage_index].start):
-            batch.append(item)
-            size += self._range(item)[1]
+            part = self.parts[item.storage_index]
+            if batch and part == self.parts[batch[-1].storage_index]:
+                batch.append(item)
+                continue
             if size >= _READ_BYTES:
                 yield batch
                 batch, size = [], 0
+            batch.append(item)
+            size += part.length
         if batch:
             yield batch
 
     def _read_batch(self, file: str, items: list[ReadItem], planner: LoadPlanner) -> None:
-        datas = self.store.read_ranges(f"{self.prefix}/{file}", [self._range(item) for item in items])
-        for item, data in zip(items, datas, strict=True):
-            part, name = self.parts[item.storage_index], item.storage_index.fqn
-            if data.nbytes == part.length:
-                verify(data, part, self.prefix, name)
-            rows, offsets = self._rows(item)
-            tensor = as_tensor(data, self.dtypes[name], (*rows, *part.sizes[1:]))
+        """Parts are read whole, also where another world size wants some rows only: only whole ones can be checked."""
+        parts = {self.parts[item.storage_index].start: item.storage_index for item in items}
+        ranges = [(start, self.parts[index].length) for start, index in parts.items()]
+        datas = self.store.read_ranges(f"{self.prefix}/{file}", ranges)
+        tensors = {}
+        for (start, index), data in zip(parts.items(), datas, strict=True):
+            part = self.parts[index]
+            verify(data, part, self.prefix, index.fqn)
+            tensors[start] = as_tensor(data, self.dtypes[index.fqn], tuple(part.sizes))
+        for item in items:
+            tensor = tensors[self.parts[item.storage_index].start]
             target = planner.resolve_tensor(item).detach()
-            target.copy_(narrow(tensor, offsets, tuple(item.lengths)))
+            target.copy_(narrow(tensor, tuple(item.storage_offsets), tuple(item.lengths)))
             planner.commit_tensor(item, target)
-
-    def _range(self, item: ReadItem) -> tuple[int, int]:
-        """Start and length of the bytes that hold the rows which `item` wants."""
-        part = self.parts[item.storage_index]
-        if not part.sizes:
-            return part.start, part.length
-        row_bytes = part.length // part.sizes[0]
-        return part.start + item.storage_offsets[0] * row_bytes, item.lengths[0] * row_bytes
-
-    def _rows(self, item: ReadItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """How many rows `_range` fetches, and where in them the wanted rectangle begins."""
-        if not self.parts[item.storage_index].sizes:
-            return (), ()
-        return (item.lengths[0],), (0, *item.storage_offsets[1:])
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | PathLike[str]") -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steps.lib.digest import canonical_json, digest_of, sha256_hex
-from steps.lib.errors import TripodError, UserError
+from steps.lib.errors import TemporaryError, TripodError, UserError
 from steps.lib.store import Bytes, ConflictError, NotFoundError, Store
 
 MANIFEST = "manifest.json"
@@ -60,12 +60,16 @@ class Manifest(BaseModel):
 
 def put_blob(store: Store, source: Path | Bytes) -> File:
     """Upload content under its own digest, unless it is there. The File's name is the digest."""
+    stamp = _stamp(source)
     sha256 = sha256_file(source) if isinstance(source, Path) else sha256_hex(source)
     size = source.stat().st_size if isinstance(source, Path) else memoryview(source).nbytes
     key = f"blobs/sha256/{sha256}"
     head = store.head(key)
     if head is None or head.size != size:
         store.upload(key, source)
+        if _stamp(source) != stamp:
+            store.delete([key])
+            raise _changed(source)
     return File(name=sha256, key=key, size=size, sha256=sha256)
 
 
@@ -87,13 +91,19 @@ def publish(
 
     Raises:
         UserError: `prefix` holds another folder already.
+        TemporaryError: a local file changed meanwhile.
     """
     sources = dict(sorted((content or {}).items()))
+    stamps = {name: _stamp(source) for name, source in sources.items()}
     manifest = Manifest(kind=kind, files=(*files, *_files_of(prefix, sources)), meta=meta or {})
     if store.head(f"{prefix}/{MANIFEST}") is None:  # else not one byte below the prefix is touched
         keys = {file.key: sources[file.name] for file in manifest.files if file.name in sources}
         for key, source in keys.items():
             store.upload(key, source)
+        for name, source in sources.items():
+            if _stamp(source) != stamps[name]:
+                store.delete(keys)
+                raise _changed(source)
         try:
             store.create(f"{prefix}/{MANIFEST}", canonical_json(manifest.model_dump(mode="json")))
             return manifest
@@ -179,6 +189,21 @@ def sha256_file(path: Path) -> str:
             return hashlib.sha256(head).hexdigest()
         f.seek(0)
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _stamp(source: Path | Bytes) -> tuple[int, int]:
+    """Changes when a file does; what was hashed must be what is uploaded."""
+    if not isinstance(source, Path):
+        return 0, 0
+    status = source.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+def _changed(source: Path | Bytes) -> TemporaryError:
+    assert isinstance(source, Path)
+    return TemporaryError(
+        f"{source}: changed while it was published; nothing was published, run the same command again"
+    )
 
 
 def _files_of(prefix: str, sources: Mapping[str, Path | Bytes]) -> list[File]:

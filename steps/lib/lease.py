@@ -19,7 +19,6 @@ it remembers the attempt number.
 """
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -55,9 +54,9 @@ class Holder(BaseModel):
     released: bool = False
 
     @property
-    def place(self) -> tuple[str, str, str]:
-        """Two holders with one place can see each other's processes."""
-        return self.host, self.boot_id, self.pid_space
+    def place(self) -> process.Place:
+        """Where it runs."""
+        return process.Place(self.host, self.boot_id, self.pid_space)
 
     @property
     def process(self) -> tuple[str, str, str, int, str]:
@@ -223,12 +222,9 @@ def _load(store: Store, key: str) -> tuple[Holder, str] | None:
 
 
 def _me(run_id: str) -> Holder:
-    space = "/proc/self/ns/pid"
     return Holder(
         run_id=run_id,
-        host=socket.gethostname(),
-        boot_id=process.boot_id(),
-        pid_space=os.readlink(space) if os.path.lexists(space) else "",
+        **process.place()._asdict(),
         pid=os.getpid(),
         started=process.started(os.getpid()),
         heartbeat=time.time(),

@@ -1,8 +1,26 @@
 """Processes of this machine: one is known by its pid and when it started, since pids come back."""
 
 import os
+import socket
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where pids mean the same: two processes with one place can see each other."""
+
+    host: str
+    boot_id: str
+    """Of this start of the machine; "" where the system has none."""
+    pid_space: str
+    """The process namespace that pids count in: containers of one machine have their own."""
+
+
+def place() -> Place:
+    """Of this process."""
+    space = "/proc/self/ns/pid"
+    return Place(socket.gethostname(), boot_id(), os.readlink(space) if os.path.lexists(space) else "")
 
 
 def boot_id() -> str:

@@ -1,11 +1,12 @@
 """Servers on this machine that stayed after the step that started them.
 
-    $TRIPOD_STATE/serving/<store>/<name>.json     what serves under a name, the newest first
-    $TRIPOD_STATE/serving/<store>/<name>.lock     flock(2): one deployment of a name at a time
-    $TRIPOD_STATE/serving/<store>/<name>/<n>/     the model's files and the server's log
+    $TRIPOD_STATE/serving/<host>/<store>/<name>.json     what serves under a name, the newest first
+    $TRIPOD_STATE/serving/<host>/<store>/<name>.lock     flock(2): one deployment of a name at a time
+    $TRIPOD_STATE/serving/<host>/<store>/<name>/<n>/     the model's files and the server's log
 
-TRIPOD_STATE is by default $XDG_STATE_HOME/tripod, else ~/.local/state/tripod. `<store>` is a digest
-of the store's URI: two stores may serve the same name. A process is known by its pid and when it
+TRIPOD_STATE is by default $XDG_STATE_HOME/tripod, else ~/.local/state/tripod. `<host>` is this machine's
+name: a home folder may be shared. `<store>` is a digest of the store's URI: two stores may serve the same
+name. A process is known by its pid and when it
 started. The first of a file that is alive is what serves; `settle` ends the others and removes what
 dead ones left. So a swap can be cut at any point: write the new one before the old, let it stay, settle.
 """
@@ -15,6 +16,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from steps.lib import process
 from steps.lib.digest import sha256_hex
-from steps.lib.errors import TemporaryError
+from steps.lib.errors import TemporaryError, UserError
 from steps.lib.wait import wait
 
 _STOP_S = 30.0
@@ -79,11 +81,16 @@ _ENDPOINTS = TypeAdapter(list[Endpoint])
 
 
 class Serving:
-    """The servers of one store on this machine."""
+    """The servers of one store on this machine.
+
+    Every method that reads a state file raises UserError for one that is damaged: a server may run that
+    only this file knows.
+    """
 
     def __init__(self, env: Mapping[str, str], store_uri: str):
         state = env.get("TRIPOD_STATE") or os.path.join(env.get("XDG_STATE_HOME") or "~/.local/state", "tripod")
-        self._root = Path(state).expanduser().absolute() / "serving" / sha256_hex(store_uri.encode())[:16]
+        place = Path(state).expanduser().absolute() / "serving" / (socket.gethostname() or "localhost")
+        self._root = place / sha256_hex(store_uri.encode())[:16]
 
     def find(self, name: str) -> Endpoint | None:
         """What serves under `name`."""
@@ -154,8 +161,12 @@ class Serving:
     def _read(path: Path) -> list[Endpoint]:
         try:
             return _ENDPOINTS.validate_json(path.read_bytes())
-        except (FileNotFoundError, ValidationError):  # none, or of another version of this file
+        except FileNotFoundError:
             return []
+        except ValidationError as e:
+            raise UserError(
+                f"{path}: unreadable: {e.errors()[0]['msg']}; end the vLLM that it may name (ps), then remove the file"
+            ) from e
 
     @staticmethod
     def _write(path: Path, endpoints: list[Endpoint]) -> None:

@@ -3,6 +3,7 @@
 import json
 import socket
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -167,10 +168,10 @@ def test_a_port_lost_meanwhile_may_be_tried_again(place):
 
 
 def test_a_server_that_never_answers_is_given_up_and_ended(place, monkeypatch, tmp_path):
-    monkeypatch.setattr(vllm, "_START_S", 0.6)
+    monkeypatch.setattr(vllm, "_START_S", 4.0)
     child = tmp_path / "child"
     place.stub(mode="silent", child=child)
-    with pytest.raises(TemporaryError, match=r"not within 1 s; last seen: INFO: stub is up"):
+    with pytest.raises(TemporaryError, match=r"not within 4 s; last seen: INFO: stub is up"):
         place.deploy(publish_model(place.store))
     assert started(int(child.read_text())) == ""
 
@@ -208,3 +209,30 @@ def test_notes_are_beside_the_model(place):
     assert len(keys) == 1
     assert json.loads(place.store.get(keys[0]))["completion"] == " after 'def '"
     assert registry.names(place.store) == [], "a note is no registration"
+
+
+def test_a_damaged_state_file_stops_everything_and_loses_nothing(place):
+    place.deploy(publish_model(place.store), keep=True)
+    serves = serving_of(place).find("m")
+    (state,) = (Path(place.env["TRIPOD_STATE"]) / "serving").glob("*/*/*.json")
+    whole = state.read_bytes()
+    state.write_bytes(whole[:-9])
+    for call in (
+        lambda: place.deploy("models/m/v1", keep=True),
+        serving_of(place).all,
+        lambda: serving_of(place).settle("m"),
+    ):
+        with pytest.raises(UserError, match=rf"{state}: unreadable: .*; end the vLLM that it may name"):
+            call()
+    assert Path(serves.folder).is_dir()
+    state.write_bytes(whole)
+    assert serving_of(place).find("m") == serves
+    assert serves.alive
+
+
+def test_servers_of_another_machine_with_this_home_folder_are_not_ours(place, monkeypatch):
+    place.deploy(publish_model(place.store), keep=True)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "another")
+        assert serving_of(place).all() == []
+    assert len(serving_of(place).all()) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steps.lib import folder
-from steps.lib.errors import UserError
+from steps.lib.errors import TemporaryError, UserError
 from steps.lib.store import Bytes, Store
 from steps.lib.store.file import FileStore
 
@@ -185,3 +185,19 @@ def test_a_twin_that_publishes_in_between_wins_whole(store: Store) -> None:
         publish(Slow(store.uri), {"a.bin": b"too late"})
     assert folder.check(store, PREFIX, full=True) == ""
     assert [store.get(h.key) for h in store.list(PREFIX) if h.key.endswith("a.bin")] == [b"the twin's"]
+
+
+@pytest.mark.parametrize("blob", [False, True])
+def test_a_file_that_changes_while_it_is_published_is_not(blob, tmp_path):
+    source = tmp_path / "grows"
+    source.write_bytes(b"before")
+
+    class Growing(FileStore):
+        def upload(self, key, source):
+            source.write_bytes(b"and after")
+            return super().upload(key, source)
+
+    store = Growing(f"file://{tmp_path}/store")
+    with pytest.raises(TemporaryError, match=rf"{source}: changed while it was published; nothing was published"):
+        folder.put_blob(store, source) if blob else folder.publish(store, "docs/x", kind="docs", content={"a": source})
+    assert list(store.list("")) == []

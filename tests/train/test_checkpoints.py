@@ -2,12 +2,16 @@
 
 import json
 import threading
+import zlib
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 from steps.lib import checkpoint, folder
+from steps.lib.dcp import StoreReader
 from steps.lib.errors import TemporaryError, UserError
 from steps.lib.llama import build
 from steps.lib.store import Bytes, Store
@@ -317,3 +321,48 @@ def test_waiting_for_data_ends(make_loop: Trainer, store: Store, monkeypatch: py
 
     with pytest.raises(TemporaryError, match=r"no data for 0 s: read .* the store is away"):
         make_loop(tiny(), on=Away(store.uri)).run()
+
+
+class Rows:
+    """A load planner that wants some rows of one tensor."""
+
+    def __init__(self, rows: torch.Tensor):
+        self.rows = rows
+
+    def resolve_tensor(self, item: ReadItem) -> torch.Tensor:
+        return self.rows
+
+    def commit_tensor(self, item: ReadItem, tensor: torch.Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("broken", [None, 0, 3, 7])
+def test_rows_for_another_world_size_are_checked_too(broken: int | None, store: Store) -> None:
+    """A rank that wants rows 2 to 4 of a part of 8 finds any flipped byte of it."""
+    whole = torch.arange(32, dtype=torch.float32).reshape(8, 4)
+    data = bytearray(b"other" + whole.numpy().tobytes())
+    part = checkpoint.Part(
+        offsets=(0, 0), sizes=(8, 4), file="rank-00000.bin", start=5, length=128, crc32=zlib.crc32(data[5:])
+    )
+    if broken is not None:
+        data[5 + broken * 16] ^= 1
+    store.put(f"{BASE}/rank-00000.bin", bytes(data))
+    index = checkpoint.Index(tensors={"w": checkpoint.Entry(dtype="float32", shape=(8, 4), parts=(part,))})
+    reader = StoreReader(store, BASE, index)
+    reader.set_up_storage_reader(reader.read_metadata(), True)
+    wanted = MetadataIndex("w", torch.Size((0, 0)))
+    item = ReadItem(
+        type=LoadItemType.TENSOR,
+        dest_index=wanted,
+        dest_offsets=torch.Size((0, 0)),
+        storage_index=wanted,
+        storage_offsets=torch.Size((2, 1)),
+        lengths=torch.Size((3, 2)),
+    )
+    rows = torch.zeros(3, 2)
+    if broken is None:
+        reader.read_data(LoadPlan([item]), Rows(rows))
+        assert torch.equal(rows, whole[2:5, 1:3])
+    else:
+        with pytest.raises(UserError, match="differs from what was written"):
+            reader.read_data(LoadPlan([item]), Rows(rows))
