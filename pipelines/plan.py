@@ -55,7 +55,7 @@ def make_plan(pipe: Pipeline, recipe: Recipe, run_id: str, store: Store | None, 
         store: None to contact no store: every cached step is unknown then.
     """
     env = {**pipe.env, "TRIPOD_RUN_ID": run_id}
-    training = [training_line(recipe, pipe.site), *memory_lines(recipe, pipe.site)]
+    training = [training_line(recipe, pipe.site), checkpoint_line(recipe), *memory_lines(recipe, pipe.site)]
     if store is None:
         steps = [
             PlannedStep(name=name, verdict="unknown", why="a dry run does not contact this store")
@@ -87,6 +87,15 @@ def training_line(recipe: Recipe, site: Site) -> str:
         f"training {_human(num_parameters(recipe.model))} parameters, {train.steps} steps of {train.global_batch} x "
         f"{recipe.model.sequence_length} tokens = {_human(tokens)} tokens, on {sizes} {gang.device} ({gang.backend})"
     )
+
+
+def checkpoint_line(recipe: Recipe) -> str:
+    """What a save writes, how often, and how many stay."""
+    from steps.train.size import checkpoint_bytes
+
+    train = recipe.train
+    size = _human(checkpoint_bytes(recipe.model))
+    return f"checkpoints of {size[:-1]} {size[-1]}B, every {train.checkpoint_every_steps} steps, the last {train.keep_checkpoints} stay"
 
 
 def memory_lines(recipe: Recipe, site: Site) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from pipelines.engine.events import NodeResult
+from pipelines.telling import took
 
 
 def summary(run_id: str, recipe: str, served_as: str, nodes: Mapping[str, NodeResult], wall_s: float) -> list[str]:
@@ -19,7 +20,7 @@ def summary(run_id: str, recipe: str, served_as: str, nodes: Mapping[str, NodeRe
     baseline = float(quality["baseline_loss"])
     against = f", bigram model {baseline:.3f}" if baseline else ""
     lines = [
-        f"{run_id} succeeded in {duration(wall_s)}",
+        f"{run_id} succeeded in {took(wall_s)}",
         f"  model       {registered['model']} ({champion})",
         f"  trained     {train['step']} steps, {int(train['num_tokens']):,} tokens, loss {float(train['train_loss']):.3f}",
         f"  held-out    loss {float(quality['loss']):.3f}{against}, {float(quality['bits_per_byte']):.3f} bits a byte",
@@ -41,17 +42,6 @@ def summary(run_id: str, recipe: str, served_as: str, nodes: Mapping[str, NodeRe
         ]
     width = max(len(command) for command, _ in nexts)
     return lines + [f"  {command:<{width}}  {what}" for command, what in nexts]
-
-
-def duration(seconds: float) -> str:
-    """As people say it: `42 s`, `5 min 3 s`, `2 h 10 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _one_line(text: str, limit: int = 100) -> str:

@@ -23,7 +23,7 @@ def test_commands_name_the_recipe_as_given_and_the_server_as_it_is_called():
 
 def test_numbers_are_the_steps_and_a_completion_cannot_move_the_cursor():
     lines = summary("r1", "mine.toml", "chat", nodes(""), 303)
-    assert lines[0] == "r1 succeeded in 5 min 3 s"
+    assert lines[0] == "r1 succeeded in 5m 03s"
     assert "  trained     20 steps, 40,960 tokens, loss 2.500" in lines
     assert "  held-out    loss 2.250, bigram model 3.500, 1.125 bits a byte" in lines
     assert r"  completion  self.x = 1\n\x1b[31m" in lines

@@ -72,11 +72,6 @@ def load_site(site: str = "", sets: Sequence[str] = ()) -> Loaded[Site]:
     return _load("sites", site_name(site), Site, dict(_parse_set(word) for word in sets))
 
 
-def load_recipe(model: str, sets: Sequence[str] = ()) -> Loaded[Recipe]:
-    """The recipe alone. Raises UserError as `load`."""
-    return _load("models", model, Recipe, dict(_parse_set(word) for word in sets))
-
-
 def site_name(site: str) -> str:
     """The site asked for, else $TRIPOD_SITE, else `local`: never guessed from a kubeconfig."""
     return site or os.environ.get("TRIPOD_SITE") or "local"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.settings.load import load_recipe
+from pipelines.settings.load import load
 from steps import evaluate
 from steps.evaluate import Gate, bigram, gate, score
 from steps.lib import folder, hf, llama
@@ -110,7 +110,7 @@ def test_a_prompt_without_room_is_refused(evaluated):
 
 def test_an_untrained_model_fails_the_demo_gate(evaluated, store):
     torch.manual_seed(0)
-    demo = load_recipe("tiny").value.evaluate.gate
+    demo = load("tiny", "local")[0].value.evaluate.gate
     with pytest.raises(RejectedError) as caught:
         evaluated(llama.build(making.CONFIG, eos_id=0), demo)
     message = str(caught.value)
@@ -141,7 +141,7 @@ def test_the_bigram_model_itself_fails_the_demo_gate():
     counts = bigram.count([TOKENS], TOKENS[:-1], TOKENS[1:], vocab_size)
     loss = score.loss(network, TOKENS, 32)
     assert loss == pytest.approx(bigram.loss(counts, strength), rel=1e-6)
-    demo = load_recipe("tiny").value.evaluate.gate.model_copy(update={"min_passing": 0})
+    demo = load("tiny", "local")[0].value.evaluate.gate.model_copy(update={"min_passing": 0})
     numbers = {"loss": loss, "bits_per_byte": 1.0, "baseline_loss": bigram.best_loss(counts)[0]}
     assert any("bigram" in line for line in gate.judge(demo, numbers, []))
 
