@@ -12,13 +12,13 @@ from functools import partial
 from threading import Lock
 
 from pipelines.engine.events import Phase
-from pipelines.engine.log_parts import LogReader, log_prefix
 from pipelines.execute import execute
 from pipelines.run_state import NodeState, RunState
 from pipelines.runs_store import Run, load_document, load_run, load_runs, log_tail
 from pipelines.telling import detail, node_seconds, summary, took
 from pipelines.view import choose_view, printable
 from steps.lib.errors import Exit, UserError
+from steps.lib.log_parts import LogReader, log_prefix
 from steps.lib.store import Store
 from steps.lib.wait import wait
 

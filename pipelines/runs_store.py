@@ -14,10 +14,10 @@ from pydantic import BaseModel, ValidationError
 
 from pipelines.engine.events import Phase
 from pipelines.engine.holder import Holder, find_holder
-from pipelines.engine.log_parts import LogReader, log_prefix
 from pipelines.engine.recorder import RunInfo
 from pipelines.run_state import NodeState, RunState
 from steps.lib.errors import UserError
+from steps.lib.log_parts import LogReader, log_prefix
 from steps.lib.store import NotFoundError, Store
 
 M = TypeVar("M", bound=BaseModel)

@@ -11,13 +11,13 @@ import pytest
 
 from pipelines.engine.events import LogLine, NodeFinished, NodeStarted, Phase
 from pipelines.engine.holder import beat, find_holder, held, this_process
-from pipelines.engine.log_parts import EAGER_BYTES, LogCopy, LogReader
 from pipelines.engine.recorder import Recorder, RunInfo, begin_record
 from pipelines.engine.workflow import parse_workflow
 from pipelines.run_state import new_state
 from pipelines.runs import main as runs_command
 from pipelines.runs_store import load_run, load_runs, state_before
 from steps.lib.errors import TemporaryError, UserError
+from steps.lib.log_parts import EAGER_BYTES, LogCopy, LogReader
 from tests.engine.engines import is_alive, wait_until
 from tests.engine.test_local import WITH_PARENT
 from tests.engine.workflows import FAIL, out, task, template, workflow

@@ -11,6 +11,5 @@ attempt.py     one process of one step
 nodes.py       the tasks of the DAG, and of their fan-outs, with their states
 local.py       the scheduler
 recorder.py    keeps state and logs of a run in the store
-log_parts.py   logs as objects that come one after the other
 holder.py      which process runs a run, and whether it lives
 """

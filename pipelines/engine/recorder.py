@@ -5,7 +5,7 @@
     runs/<id>/workflow.json the workflow as it was run
     runs/<id>/status.json   RunState: phases, times, outputs
     runs/<id>/engine.json   the process that runs it (holder.py)
-    runs/<id>/logs/...      what the steps wrote (log_parts.py)
+    runs/<id>/logs/...      what the steps wrote (steps.lib.log_parts)
 
 A thread of its own writes, so that a slow store does not slow the steps. A store that fails is tried
 again; when it fails to the end, the logs stay on this machine and the run says where.
@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict
 
 from pipelines.engine.events import Event, LogLine, NodeFinished, NodeRetried, NodeStarted, Outcome
 from pipelines.engine.holder import BEAT_S, Holder, beat
-from pipelines.engine.log_parts import LogCopy, log_prefix
 from pipelines.run_state import RunState
 from steps.lib.digest import canonical_json
 from steps.lib.errors import TripodError
+from steps.lib.log_parts import LogCopy, log_prefix
 from steps.lib.store import Store
 
 _EVERY_S = 1.0

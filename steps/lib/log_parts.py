@@ -1,4 +1,4 @@
-"""The logs of a run's steps in the store, in parts, while the steps run.
+"""The logs of a run's steps, and of the pods that they start, in the store, in parts, while they run.
 
     runs/<id>/logs/<node>/<attempt>/part-00000.log, part-00001.log, ...
 
