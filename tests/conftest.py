@@ -1,5 +1,6 @@
 """What tests of every area share."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def store(tmp_path: Path) -> Store:
 def moto_uri(s3_uri: str) -> str:
     """An empty store in moto; the environment reaches it, in processes too."""
     return s3_uri
+
+
+def pytest_configure() -> None:
+    """A shell that starts us in the background has SIGINT ignored, and children inherit that: Ctrl-C is tested."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
