@@ -188,7 +188,7 @@ class Pipeline:
         if step_name not in self._templates:
             self._templates[step_name] = Container(
                 name=f"step-{step_name.replace('_', '-')}",
-                image=getattr(self.site.images, step.image),
+                image=self.site.image(step.image),
                 command=["python", "-m", "steps", step_name],
                 args=[f"--{field}={{{{inputs.parameters.{field}}}}}" for field in fields],
                 inputs=[Parameter(name=field) for field in fields],

@@ -1,11 +1,13 @@
 """A site, `config/sites/NAME.toml`: where workflows run and where the data is."""
 
+import os
 from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from pipelines.settings.base import Settings
+from steps.lib.errors import UserError
 
 S3_FOLDER, GPU_FOLDER = "/var/run/tripod/s3", "/var/run/tripod/gpu"
 """Where pods have the store's credentials, and token and CA for the GPU cluster."""
@@ -64,7 +66,7 @@ class GangSettings(Settings):
 
 
 class ImageSettings(Settings):
-    """[images]: by digest where the site's policy asks for it."""
+    """[images]: by digest where the site's policy asks for it. Empty: $TRIPOD_IMAGE_DATA, _TRAIN, _SERVE."""
 
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     data: str = "tripod/data"
@@ -134,6 +136,17 @@ class Site(Settings):
             )
         return self
 
+    def image(self, name: Literal["data", "train", "serve"]) -> str:
+        """The image of a set of dependencies.
+
+        Raises:
+            UserError: neither the site nor the environment names one.
+        """
+        variable = f"TRIPOD_IMAGE_{name.upper()}"
+        if found := getattr(self.images, name) or os.environ.get(variable, ""):
+            return str(found)
+        raise UserError(f"images.{name}: empty, and ${variable} is not set; build it with `make images` and name it")
+
     def step_env(self, store_uri: str, nodes: Sequence[int] = ()) -> dict[str, str]:
         """The environment of every step on this site, in a fixed order. No secrets.
 
@@ -163,8 +176,8 @@ class Site(Settings):
                 "TRIPOD_GPUS_PER_NODE": str(self.gpu.gpus_per_node),
                 "TRIPOD_GPU_NODES": ",".join(str(count) for count in nodes),
                 "TRIPOD_S3_SECRET": self.argo.s3_secret,
-                "TRIPOD_IMAGE_TRAIN": self.images.train,
-                "TRIPOD_IMAGE_SERVE": self.images.serve,
+                "TRIPOD_IMAGE_TRAIN": self.image("train"),
+                "TRIPOD_IMAGE_SERVE": self.image("serve"),
             }
         if self.engine == "argo":
             env["AWS_SHARED_CREDENTIALS_FILE"] = f"{S3_FOLDER}/credentials"

@@ -20,6 +20,15 @@ def test_shipped_settings_are_valid():
             load(model, site)
 
 
+def test_an_image_comes_from_the_site_or_else_from_the_environment(monkeypatch):
+    _, lab = load("tiny", "lab")
+    with pytest.raises(UserError, match=r"images.train: empty, and \$TRIPOD_IMAGE_TRAIN is not set"):
+        lab.value.image("train")
+    monkeypatch.setenv("TRIPOD_IMAGE_TRAIN", "registry/train@sha256:1")
+    assert lab.value.image("train") == "registry/train@sha256:1"
+    assert load("tiny", "prod")[1].value.image("train") == "registry.internal/tripod/train"
+
+
 def test_set_is_json_or_else_a_string():
     model, site = load(
         "tiny", "local", ["train.steps=7", "serving.keep=true", "data.source=/my text", "cache.verify=full"]
