@@ -23,6 +23,8 @@ class StoreSettings(Settings):
     region: str = "us-east-1"
     ca_bundle: str = ""
     """File with the CA certificates that the endpoint is checked against; empty for the system's."""
+    wait_s: int = Field(45 * 60, ge=0)
+    """How long a training waits for a store that is away before it gives the machines back, seconds."""
     checksums: Literal["when_required", "when_supported"] = "when_required"
     """When clients send the newer x-amz-checksum headers; some S3 servers refuse them."""
 
@@ -162,6 +164,7 @@ class Site(Settings):
             "TRIPOD_NPROC": str(self.gang.processes_per_node),
             "TRIPOD_THREADS": str(self.gang.threads) if self.gang.threads else "",
             "TRIPOD_GRACE_S": str(self.run.grace_s),
+            "TRIPOD_STORE_WAIT_S": str(self.store.wait_s),
             "TRIPOD_PEAK_TFLOPS": str(self.gang.peak_tflops) if self.gang.peak_tflops else "",
         }
         if self.gang.target == "kubernetes":

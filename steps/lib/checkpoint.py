@@ -6,7 +6,7 @@
 
 Names in the index are `model/<transformers' name>`, `exp_avg/<name>`, `exp_avg_sq/<name>` and `rng/<rank>`.
 Nothing is pickled: the index is JSON, the objects are raw little-endian numbers. Each part carries a
-CRC-32, checked whenever the whole part is read. steps.lib.dcp writes and reads these under
+CRC-32; parts are read whole, and checked. steps.lib.dcp writes and reads these under
 torch.distributed.checkpoint; this module needs no process group, and torch only to load.
 """
 
@@ -148,13 +148,18 @@ def prefix_of(base: str, step: int) -> str:
 
 def committed_steps(store: Store, base: str) -> list[int]:
     """Steps below `base` that have a manifest, newest first."""
-    steps = set()
+    return sorted((step for step, committed in _steps(store, base).items() if committed), reverse=True)
+
+
+def _steps(store: Store, base: str) -> dict[int, bool]:
+    """Every step below `base` of which something is there, and whether it is committed."""
+    steps: dict[int, bool] = {}
     for head in store.list(base):
         name, _, file = head.key.removeprefix(f"{base}/").partition("/")
         number = name.removeprefix("step-")
-        if file == folder.MANIFEST and name.startswith("step-") and number.isdecimal():
-            steps.add(int(number))
-    return sorted(steps, reverse=True)
+        if file and name.startswith("step-") and number.isdecimal():
+            steps[int(number)] = steps.get(int(number), False) or file == folder.MANIFEST
+    return steps
 
 
 def problem_with(store: Store, prefix: str) -> str:
@@ -173,13 +178,15 @@ def problem_with(store: Store, prefix: str) -> str:
 def prune(store: Store, base: str, *, newest: int, keep: int) -> list[int]:
     """Remove checkpoints older than the committed step `newest`, save the `keep` - 1 before it.
 
-    Later steps are none of its business: they can only be leftovers that a save will replace.
+    What a save that was killed has left before `newest` goes too. Later steps are none of its business:
+    they are on their way, or leftovers that a save will replace.
 
     Returns:
         The steps removed. The manifest goes first, so that none is ever seen half removed.
     """
-    older = [step for step in committed_steps(store, base) if step < newest]
-    gone = older[keep - 1 :]
+    older = {step: committed for step, committed in _steps(store, base).items() if step < newest}
+    kept = sorted((step for step, committed in older.items() if committed), reverse=True)[: keep - 1]
+    gone = sorted(older.keys() - set(kept), reverse=True)
     for step in gone:
         clear(store, prefix_of(base, step))
     return gone

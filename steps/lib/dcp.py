@@ -40,7 +40,7 @@ from steps.lib.checkpoint import (
     verify,
 )
 from steps.lib.digest import canonical_json, sha256_hex
-from steps.lib.errors import TemporaryError
+from steps.lib.errors import Exit, TripodError
 from steps.lib.store import Store
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ class _Written(NamedTuple):
     length: int
     crc32: int
     file: folder.File
+
+
+class LostRanksError(TripodError):
+    """Ranks are missing from a save. Unlike a store that is away, they do not come back."""
+
+    code = Exit.TEMPORARY
 
 
 class StoreWriter(StorageWriter):
@@ -89,11 +95,11 @@ class StoreWriter(StorageWriter):
         """On the coordinator, before anyone writes: clear what a killed attempt left, name the files.
 
         Raises:
-            TemporaryError: not every rank takes part. DCP saves one rank alone, without a word, when the
+            LostRanksError: not every rank takes part. DCP saves one rank alone, without a word, when the
                 process group is gone: when another thread leaves the gang because it failed.
         """
         if len(plans) != self.meta.world_size:
-            raise TemporaryError(f"{len(plans)} of {self.meta.world_size} ranks take part in the save")
+            raise LostRanksError(f"{len(plans)} of {self.meta.world_size} ranks take part in the save")
         clear(self.store, self.prefix)
         return [replace(plan, storage_data=f"rank-{rank:05d}.bin") for rank, plan in enumerate(plans)]
 

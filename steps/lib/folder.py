@@ -191,12 +191,12 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _stamp(source: Path | Bytes) -> tuple[int, int]:
+def _stamp(source: Path | Bytes) -> tuple[int, ...]:
     """Changes when a file does; what was hashed must be what is uploaded."""
     if not isinstance(source, Path):
-        return 0, 0
+        return ()
     status = source.stat()
-    return status.st_mtime_ns, status.st_size
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _changed(source: Path | Bytes) -> TemporaryError:

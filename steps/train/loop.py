@@ -35,8 +35,6 @@ from steps.train.schedule import learning_rate
 
 MAX_SKIPPED_IN_A_ROW = 20
 """So many steps in a row without finite gradients mean that the model is lost."""
-MAX_WAIT_S = 45 * 60
-"""How long the gang waits for a store that is away before it gives the machines back."""
 POLL_S = 2.0
 
 
@@ -173,17 +171,18 @@ class Loop:
         """All ranks together, outside of the training's collectives, until each has its next batches.
 
         Raises:
-            TemporaryError: that took longer than MAX_WAIT_S.
+            TemporaryError: that took longer than Runtime.store_wait_s.
         """
         self._hear(leave=0)
-        told, deadline = False, time.monotonic() + MAX_WAIT_S
+        wait_s = self.job.runtime.store_wait_s
+        told, deadline = False, time.monotonic() + wait_s
         while not self.stopping:
             has_data = self.batches.fill()
             self.stopping, self.someone_waits = self.control.ask(stop=self.should_stop(), waits=not has_data)
             if not self.someone_waits:
                 return
             if time.monotonic() > deadline:
-                raise TemporaryError(f"no data for {MAX_WAIT_S} s: {self.batches.problem or 'another rank lacks it'}")
+                raise TemporaryError(f"no data for {wait_s} s: {self.batches.problem or 'another rank lacks it'}")
             if not has_data and not told:
                 print(f"warning: rank {self.gang.rank} waits: {self.batches.problem}", file=sys.stderr, flush=True)
                 told = True
@@ -212,6 +211,8 @@ class Loop:
     def _save(self, phase: Phase) -> None:
         """Begin to save the state after the newest step."""
         self._hear(leave=0)
+        if self.saver.waits:
+            self.progress.phase("waiting")
         self.saver.settle()  # the save before may have added a part to the log
         part = self.log.next_part()
         self.saver.start(self._state(), self._meta(part), part)

@@ -7,6 +7,7 @@ TRIPOD_NPROC          processes on this machine                     (default: PE
 TRIPOD_NODES          machines                                      (default: PET_NNODES, else 1)
 TRIPOD_THREADS        CPU threads a process                         (default: cores / processes)
 TRIPOD_GRACE_S        seconds from being told to stop to being killed  (default: 30)
+TRIPOD_STORE_WAIT_S   seconds for which the gang waits for a store that is away  (default: 2700)
 TRIPOD_PEAK_TFLOPS    peak of one device, for MFU                   (default: MFU is not shown)
 PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT   as Kubeflow Trainer and torchrun set them
 """
@@ -41,6 +42,8 @@ class Runtime(BaseModel):
     """CPU threads a process."""
     grace_s: int = Field(30, ge=1)
     """Seconds that the place gives between asking us to stop and killing us."""
+    store_wait_s: int = Field(45 * 60, ge=0)
+    """How long the gang waits for a store that is away before it gives the machines back."""
     peak_tflops: float = Field(0.0, ge=0)
     """Of one device, in the precision trained in; 0 when unknown."""
 
@@ -61,6 +64,7 @@ _FIELDS = {
     "master_port": "PET_MASTER_PORT",
     "threads": "TRIPOD_THREADS",
     "grace_s": "TRIPOD_GRACE_S",
+    "store_wait_s": "TRIPOD_STORE_WAIT_S",
     "peak_tflops": "TRIPOD_PEAK_TFLOPS",
 }
 

@@ -76,6 +76,8 @@ def set_up(job: Job, store: Store, gang: Gang, should_stop: Callable[[], bool]) 
         gang,
         keep=train.keep_checkpoints,
         max_failed=train.max_failed_saves,
+        wait_s=job.runtime.store_wait_s,
+        should_stop=should_stop,
         committed=lambda saved: log.committed(saved.metrics, saved.step),
     )
     saver.saved_step = training.step if meta else -1

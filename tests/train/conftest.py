@@ -39,8 +39,11 @@ def make_loop(gang: Gang, store: Store) -> Trainer:
     """make_loop(params) -> a Loop on `store`, set up as a worker does it: another call resumes."""
     publish_dataset(store)
 
-    def make(params: Params, *, on: Store = store, should_stop: Callable[[], bool] = lambda: False) -> Loop:
-        job = Job(params=params, store_uri=on.uri, base=BASE, eos_id=0, runtime=Runtime())
+    def make(
+        params: Params, *, on: Store = store, should_stop: Callable[[], bool] = lambda: False, wait_s: int = 60
+    ) -> Loop:
+        runtime = Runtime(store_wait_s=wait_s)
+        job = Job(params=params, store_uri=on.uri, base=BASE, eos_id=0, runtime=runtime)
         return set_up(job, on, gang, should_stop)
 
     return make

@@ -1,7 +1,10 @@
 """Saving and going on, on one rank, with stores that fail and checkpoints that are broken."""
 
+import errno
 import json
+import math
 import threading
+import time
 import zlib
 from collections.abc import Callable
 
@@ -187,11 +190,11 @@ def test_failed_saves_are_tolerated_up_to_the_limit(
 
     def twice(key: str) -> None:
         if "step-4/rank" in key or "step-8/rank" in key:
-            raise TemporaryError(f"upload {key}: the store is away")
+            raise OSError(errno.ENOSPC, "No space left on device", key)
 
     assert make_loop(params, on=FaultyStore(store.uri, twice)).run()
     said = capfd.readouterr().err
-    assert f"warning: checkpoint {step_prefix(4)} was not saved: rank 0: upload {step_prefix(4)}" in said
+    assert f"warning: checkpoint {step_prefix(4)} was not saved: rank 0: [Errno 28] No space" in said
     assert checkpoint.committed_steps(store, BASE) == [16, 12]
     assert losses(store) == expected, "the metrics of unsaved stretches came with the next save"
 
@@ -201,11 +204,83 @@ def test_too_many_failed_saves_end_the_training(make_loop: Trainer, store: Store
         if "/rank-" in key:
             raise TemporaryError(f"upload {key}: the store is away")
 
-    loop = make_loop(tiny(steps=100, max_failed_saves=2), on=FaultyStore(store.uri, always))
+    loop = make_loop(tiny(steps=100, max_failed_saves=2), on=FaultyStore(store.uri, always), wait_s=0)
     with pytest.raises(TemporaryError, match=r"the store is away; 3 saves in a row failed, allowed are 2"):
         loop.run()
     assert loop.training.step == 16, "noticed when the next save was due"
     assert checkpoint.committed_steps(store, BASE) == []
+
+
+class Outage:
+    """The store is away from the first upload of a step on, until it `ends`."""
+
+    def __init__(self, step: int):
+        self.key = f"{step_prefix(step)}/rank"
+        self.tries = 0
+        self.ended = False
+
+    def __call__(self, key: str) -> None:
+        if self.key in key:
+            self.tries += 1
+            if not self.ended:
+                raise TemporaryError(f"upload {key}: the store is away")
+
+
+def test_a_store_that_is_away_costs_no_failed_save(
+    make_loop: Trainer, store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Training goes on to the next save with the copy held; the save that waited is committed as it was."""
+    monkeypatch.setattr("steps.train.saver.POLL_S", 0.01)
+    params = tiny(steps=8, max_failed_saves=0)
+    make_loop(params).run()
+    expected = losses(store)
+    wanted = {step: checkpoint.read_index(store, step_prefix(step)) for step in (4, 8)}
+    for step in (4, 8):
+        checkpoint.clear(store, step_prefix(step))
+    outage = Outage(4)
+    loop = make_loop(params, on=FaultyStore(store.uri, outage))
+    settle, waited = loop.saver.settle, []
+
+    def watched() -> None:
+        if loop.training.step == 8 and not waited:  # the next save is due
+            while outage.tries < 20:
+                time.sleep(0.01)
+            waited.append(loop.saver.waits)
+            outage.ended = True
+        settle()
+
+    monkeypatch.setattr(loop.saver, "settle", watched)
+    assert loop.run()
+    assert waited == [True]
+    assert checkpoint.committed_steps(store, BASE) == [8, 4]
+    assert {step: checkpoint.read_index(store, step_prefix(step)) for step in (4, 8)} == wanted
+    assert losses(store) == expected
+    said = capfd.readouterr().err
+    assert said.count(f"warning: {step_prefix(4)} waits for the store: rank 0: upload {step_prefix(4)}") == 1
+    assert "was not saved" not in said
+    assert loop.saver.away_since == math.inf
+
+
+def test_who_is_told_to_stop_waits_for_no_store(
+    make_loop: Trainer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steps.train.saver.POLL_S", 0.01)
+    told: list[int] = []
+    outage = Outage(4)
+    loop = make_loop(
+        tiny(max_failed_saves=0), on=FaultyStore(store.uri, outage), should_stop=lambda: bool(told), wait_s=3600
+    )
+    settle = loop.saver.settle
+
+    def watched() -> None:
+        if loop.training.step == 8 and not told:
+            told.append(outage.tries)
+        settle()
+
+    loop.saver.settle = watched  # type: ignore[method-assign]
+    with pytest.raises(TemporaryError, match=r"the store is away; 1 saves in a row failed, allowed are 0"):
+        loop.run()
+    assert outage.tries <= told[0] + 1
 
 
 def test_training_goes_on_while_a_save_is_in_flight(make_loop: Trainer, store: Store) -> None:
@@ -252,6 +327,18 @@ def test_prune_keeps_the_newest(keep: int, left: list[int], make_loop: Trainer, 
     for step in {4, 8, 12, 16} - set(left):
         assert not list(store.list(step_prefix(step)))
     assert len(losses(store)) == 20, "the log outlives the checkpoints"
+
+
+def test_prune_removes_what_killed_saves_have_left(make_loop: Trainer, store: Store) -> None:
+    """Everything before the newest commit that is not committed; nothing later, and nothing of another key."""
+    theirs = "checkpoints/other/step-3/rank-00000.bin"
+    mine = [f"{step_prefix(step)}/rank-00000.bin" for step in (3, 7, 80)]
+    for key in (theirs, *mine):
+        store.put(key, b"half a save")
+    make_loop(tiny(steps=8)).run()
+    assert checkpoint.committed_steps(store, BASE) == [8, 4]
+    left = [head.key for head in store.list("checkpoints") if head.key in (theirs, *mine)]
+    assert left == [theirs, mine[-1]]
 
 
 def test_prune_counts_only_what_is_older_than_the_commit(make_loop: Trainer, store: Store) -> None:
@@ -312,15 +399,13 @@ def test_the_gang_waits_while_the_store_gives_no_data(
     assert losses(store) == expected
 
 
-def test_waiting_for_data_ends(make_loop: Trainer, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steps.train.loop.MAX_WAIT_S", 0)
-
+def test_waiting_for_data_ends(make_loop: Trainer, store: Store) -> None:
     class Away(FileStore):
         def read_ranges(self, key, ranges):
             raise TemporaryError(f"read {key}: the store is away")
 
     with pytest.raises(TemporaryError, match=r"no data for 0 s: read .* the store is away"):
-        make_loop(tiny(), on=Away(store.uri)).run()
+        make_loop(tiny(), on=Away(store.uri), wait_s=0).run()
 
 
 class Rows:

@@ -120,6 +120,34 @@ def test_stopped_while_the_store_is_slow(
     assert not command.workers()
 
 
+def test_an_outage_of_the_store_costs_no_save_and_no_restart(
+    proxy: Proxy,  # noqa: F811
+    use: Callable[[Proxy], str],  # noqa: F811
+    run: Callable[..., Command],
+) -> None:
+    """One rank cannot reach the store: all ranks wait for it and then commit that very step."""
+    uri = use(proxy)
+    store = open_store(uri)
+    publish_dataset(store)
+    away = [True]
+
+    def rule(request: Request, forward: Callable[[], Answer]) -> Answer:
+        if away[0] and "/rank-00001.bin" in request.path:
+            return Answer(503, "SlowDown")
+        return forward()
+
+    proxy.rule = rule
+    params = tiny(steps=12, checkpoint_every_steps=4, keep_checkpoints=9, max_failed_saves=0)
+    command = run(uri, params, env={"TRIPOD_STORE_RETRY_S": "1"})
+    command.wait_until(lambda: "waits for the store" in command.said())
+    away[0] = False
+    command.result()
+    said = command.said()
+    assert said.count("step-4 waits for the store: rank 1: upload ") == 1
+    assert "was not saved" not in said
+    assert checkpoint.committed_steps(store, base_of(store)) == [12, 8, 4]
+
+
 def test_stopped_before_the_first_step(uri: str, run: Callable[..., Command]) -> None:
     command = run(uri, tiny(steps=100_000, checkpoint_every_steps=100_000))
     command.wait_until(lambda: len(command.workers()) == 2)
