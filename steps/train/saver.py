@@ -167,7 +167,9 @@ class Saver:
         if self.away_since == math.inf:
             self.away_since = now
             if self.gang.is_first:
-                print(f"warning: {prefix_of(self.base, step)} waits for the store: {problem}", file=sys.stderr, flush=True)
+                print(
+                    f"warning: {prefix_of(self.base, step)} waits for the store: {problem}", file=sys.stderr, flush=True
+                )
         leaves = torch.tensor(int(self.should_stop() or now - self.away_since >= self.wait_s))
         dist.all_reduce(leaves, dist.ReduceOp.MAX, group=self.gang.checkpoints)
         return not leaves.item()
