@@ -4,6 +4,8 @@ A step whose inputs come from a miss is `unknown until <step>`: its key needs th
 may well turn out to be a hit when the new result equals the old one.
 """
 
+import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from pipelines.settings.site import Site
 from pipelines.tasks import Pipeline, Ref, Task
 from steps import records
 from steps.contract import Context, Params
+from steps.lib import vllm
 from steps.lib.checkpoint import committed_steps
 from steps.lib.errors import UserError
 from steps.lib.llama import num_parameters
@@ -55,6 +58,7 @@ def make_plan(pipe: Pipeline, recipe: Recipe, run_id: str, store: Store | None, 
         store: None to contact no store: every cached step is unknown then.
     """
     env = {**pipe.env, "TRIPOD_RUN_ID": run_id}
+    check_serving(recipe, pipe.site)
     training = [training_line(recipe, pipe.site), checkpoint_line(recipe), *memory_lines(recipe, pipe.site)]
     if store is None:
         steps = [
@@ -68,14 +72,31 @@ def make_plan(pipe: Pipeline, recipe: Recipe, run_id: str, store: Store | None, 
     return Plan(run_id=run_id, store_uri=store_uri, steps=tuple(steps), training=tuple(training))
 
 
-def check_libraries(pipe: Pipeline) -> None:
-    """Every library that a step declares is installed: better said now than after an hour of data.
+def check_machine(pipe: Pipeline) -> None:
+    """Every library that a step declares is installed here, and vLLM is: better said now than after hours of training.
 
     Raises:
         UserError: one is not.
     """
     for task in pipe.tasks.values():
         records.library_versions(task.module.step)
+    if "deploy" in pipe.tasks:
+        command = vllm.command(os.environ)[0]
+        if not shutil.which(command):
+            raise UserError(f"{vllm.COMMAND}: {command}: no such program; set it to what starts vLLM here, or unset it")
+
+
+def check_serving(recipe: Recipe, site: Site) -> None:
+    """The model that will come out can be served where it will be.
+
+    Raises:
+        UserError: vLLM's build on this machine refuses its shape.
+    """
+    if site.gang.target != "process":
+        return
+    config = {"hidden_size": recipe.model.hidden_size, "num_attention_heads": recipe.model.num_heads}
+    if problem := vllm.refusal(config, os.environ):
+        raise UserError(f"model: {problem}")
 
 
 def training_line(recipe: Recipe, site: Site) -> str:
@@ -94,8 +115,9 @@ def checkpoint_line(recipe: Recipe) -> str:
     from steps.train.size import checkpoint_bytes
 
     train = recipe.train
-    size = _human(checkpoint_bytes(recipe.model))
-    return f"checkpoints of {size[:-1]} {size[-1]}B, every {train.checkpoint_every_steps} steps, the last {train.keep_checkpoints} stay"
+    size = checkpoint_bytes(recipe.model)
+    shown = f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
+    return f"checkpoints of {shown}, every {train.checkpoint_every_steps} steps, the last {train.keep_checkpoints} stay"
 
 
 def memory_lines(recipe: Recipe, site: Site) -> list[str]:
@@ -142,7 +164,10 @@ class _Looker:
             return PlannedStep(name=task.name, verdict="runs", why="acts on what is live; adopts what is there")
         results, reasons = [], []
         for values in self._calls(task):
-            found, why = self._find(task, task.module.Params.model_validate(values))
+            try:
+                found, why = self._find(task, task.module.Params.model_validate(values))
+            except records.LibraryError as e:  # a machine that only plans and submits
+                return PlannedStep(name=task.name, verdict="unknown", why=str(e))
             if found is None:
                 return PlannedStep(name=task.name, verdict="runs", why=why)
             results.append(found)

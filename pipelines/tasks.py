@@ -180,31 +180,35 @@ class Pipeline:
         _check_inputs(step_name, module.Params, inputs, "")
         arguments = {field: _argument(step_name, field, value, "") for field, value in inputs.items()}
         with self.workflow:
-            template = self._template(step_name, module.step, module.Result, [])
+            template = self._container("exit", step_name, module.step, module.Result, [])
         template.args = [f"--{field}={text}" for field, text in arguments.items()]
         self.workflow.on_exit = template
 
     def _template(self, step_name: str, step: Step, result: type[BaseModel], fields: Sequence[str]) -> Container:
         if step_name not in self._templates:
-            self._templates[step_name] = Container(
-                name=f"step-{step_name.replace('_', '-')}",
-                image=self.site.image(step.image),
-                command=["python", "-m", "steps", step_name],
-                args=[f"--{field}={{{{inputs.parameters.{field}}}}}" for field in fields],
-                inputs=[Parameter(name=field) for field in fields],
-                outputs=[
-                    Parameter(name=field, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{field}"))
-                    for field in result.model_fields
-                ],
-                env=[Env(name=name, value=value) for name, value in self._step_env().items()],
-                retry_strategy=RetryStrategy.model_validate(
-                    retry_strategy(self.site.run.retries, self.site.run.backoff_s)
-                ),
-                active_deadline_seconds=int(step.timeout.total_seconds()),
-            )
-            if self.site.engine == "argo":
-                pods.equip(self._templates[step_name], step, self.site)
+            self._templates[step_name] = self._container("step", step_name, step, result, fields)
         return self._templates[step_name]
+
+    def _container(
+        self, use: str, step_name: str, step: Step, result: type[BaseModel], fields: Sequence[str]
+    ) -> Container:
+        template = Container(
+            name=f"{use}-{step_name.replace('_', '-')}",
+            image=self.site.image(step.image),
+            command=["python", "-m", "steps", step_name],
+            args=[f"--{field}={{{{inputs.parameters.{field}}}}}" for field in fields],
+            inputs=[Parameter(name=field) for field in fields],
+            outputs=[
+                Parameter(name=field, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{field}"))
+                for field in result.model_fields
+            ],
+            env=[Env(name=name, value=value) for name, value in self._step_env().items()],
+            retry_strategy=RetryStrategy.model_validate(retry_strategy(self.site.run.retries, self.site.run.backoff_s)),
+            active_deadline_seconds=int(step.timeout.total_seconds()),
+        )
+        if self.site.engine == "argo":
+            pods.equip(template, step, self.site)
+        return template
 
     def _step_env(self) -> dict[str, str]:
         return {**self.env, "TRIPOD_RUN_ID": "{{workflow.name}}", "TRIPOD_OUTPUTS": OUTPUTS_FOLDER}

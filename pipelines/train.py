@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(args: argparse.Namespace) -> int:
     from pipelines.build import pipeline
     from pipelines.names import check_run_id, new_run_id
-    from pipelines.plan import check_libraries, make_plan
+    from pipelines.plan import check_machine, make_plan
     from pipelines.settings.load import load, store_uri
     from steps.lib.errors import Exit, UserError
     from steps.lib.store import open_store
@@ -67,7 +67,7 @@ def _train(args: argparse.Namespace) -> int:
             "--dry-run prints the workflow for Argo"
         )
     if not args.dry_run:
-        check_libraries(pipe)
+        check_machine(pipe)
     contacted = not args.dry_run or uri.startswith("file://")
     plan = make_plan(pipe, model.value, run_id, open_store(uri) if contacted else None, uri)
     if not args.json or args.dry_run:

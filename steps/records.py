@@ -31,6 +31,10 @@ _PLACES = ("steps.lib.store", "steps.lib.kube", "steps.lib.trainjob")
 """How bytes and work get to other places, not what comes out."""
 
 
+class LibraryError(UserError):
+    """A library that a step declares is not installed here."""
+
+
 class KeyParts(BaseModel):
     """What the key of a record is made of; kept in the record so that a miss can say why."""
 
@@ -65,7 +69,7 @@ def key_parts(module: ModuleType, params: Params, fingerprint: str = "") -> KeyP
     """The parts of the key of calling the step `module` with `params`.
 
     Raises:
-        UserError: a library that the step declares is not installed.
+        LibraryError: a library that the step declares is not installed.
     """
     step: Step = module.step
     return KeyParts(
@@ -197,7 +201,7 @@ def library_versions(step: Step) -> dict[str, str]:
     """Installed versions of the libraries that `step` declares.
 
     Raises:
-        UserError: one is not installed here.
+        LibraryError: one is not installed here.
     """
     return {name: _version(name) for name in step.libraries}
 
@@ -208,7 +212,7 @@ def _version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError as e:
-        raise UserError(f"library {distribution}: not installed here; run `make setup`") from e
+        raise LibraryError(f"library {distribution}: not installed here; run `make setup`") from e
 
 
 def now_record(parts: KeyParts, result: Result, run_id: str, started: float) -> Record:

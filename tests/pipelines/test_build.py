@@ -7,7 +7,7 @@ from pipelines.build import pipeline
 from pipelines.settings.load import load
 from pipelines.settings.site import Site
 from pipelines.tasks import MAX_VALUE_BYTES, Pipeline
-from steps import export, ingest, tokenize, tokenizer
+from steps import export, ingest, notify, tokenize, tokenizer
 from steps.lib.errors import UserError
 
 
@@ -112,3 +112,13 @@ def test_braces_and_long_values_are_refused():
             pipe.task(export, checkpoint="c", dataset="d", name="{{workflow.name}}")
         with pytest.raises(UserError, match=f"has {MAX_VALUE_BYTES + 1} bytes, allowed are {MAX_VALUE_BYTES}"):
             pipe.task(ingest, source="x" * (MAX_VALUE_BYTES + 1))
+
+
+def test_an_exit_handler_is_a_template_of_its_own():
+    """A pipeline may also run the same step as a task: neither changes the other's arguments."""
+    with _pipe() as pipe:
+        pipe.task(notify, run="r", status="s", pipeline="p", model="m")
+        pipe.on_exit(notify, run="r2", status="s2", pipeline="p2", model="m2")
+    templates = {t["name"]: t for t in yaml.safe_load(pipe.workflow.to_yaml())["spec"]["templates"]}
+    assert templates["step-notify"]["container"]["args"][0] == "--run={{inputs.parameters.run}}"
+    assert templates["exit-notify"]["container"]["args"][0] == "--run=r2"
