@@ -8,16 +8,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 
+from pipelines import runs_argo
+from pipelines.engine.argo.submit import ENDED
 from pipelines.engine.events import Phase
 from pipelines.execute import execute
 from pipelines.run_state import NodeState, RunState
 from pipelines.runs_store import Run, load_document, load_run, load_runs, log_tail
 from pipelines.telling import detail, node_seconds, summary, took
 from pipelines.view import choose_view, printable
-from steps.lib.errors import Exit, UserError
+from steps.lib.errors import Exit, TripodError, UserError
 from steps.lib.log_parts import LogReader, log_prefix
 from steps.lib.store import Store
 from steps.lib.wait import wait
@@ -38,6 +41,7 @@ def show_list(store: Store, *, as_json: bool) -> int:
     if not runs and not problems:
         _say([f"no runs in {store.uri}; start one with `python -m pipelines.train --model NAME`"])
         return Exit.DONE
+    _ask_clusters(runs)
     rows = [("RUN", "STATE", "STARTED", "TOOK", "WHAT")] + [_list_row(run) for run in runs]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
@@ -52,6 +56,11 @@ def show_status(store: Store, run_id: str, *, follow: bool, as_json: bool) -> in
         0, or with `follow` the exit code of the run.
     """
     run = load_run(store, run_id)
+    if run.on_argo and run.state.phase == "Running":
+        if follow:
+            outcome = runs_argo.follow(store, run, choose_view(json_lines=as_json))
+            return outcome.exit_code if outcome else say_detached(run_id)
+        run = replace(run, state=_on_cluster(store, run))
     if follow:
         return _follow(store, run, as_json=as_json)
     if as_json:
@@ -89,7 +98,7 @@ def show_logs(store: Store, run_id: str, step: str, *, follow: bool, as_json: bo
             time.sleep(_LOOK_EVERY_S)
             run = load_run(store, run_id)
     except KeyboardInterrupt:
-        return _detached(run)
+        return say_detached(run.info.run_id)
 
 
 def cancel(store: Store, run_id: str, *, grace_s: float) -> int:
@@ -100,6 +109,11 @@ def cancel(store: Store, run_id: str, *, grace_s: float) -> int:
         TemporaryError: it has not ended in time.
     """
     run = load_run(store, run_id)
+    if run.on_argo:
+        waited_s = runs_argo.cancel(store, run, grace_s=grace_s)
+        ended = f"ended {took(waited_s)} after it was asked to stop" if waited_s is not None else "does not run"
+        _say([f"run {run_id} {ended}", f"next: python -m pipelines.runs status {run_id}"])
+        return Exit.DONE
     if run.holder is None:
         _say([f"run {run_id} does not run: {run.state.phase}", *summary(run.state, lambda node: [])[1:]])
         return Exit.DONE
@@ -131,6 +145,9 @@ def resume(store: Store, run_id: str, *, grace_s: float, as_json: bool, verbose:
         UserError: it is running.
     """
     run = load_run(store, run_id)
+    if run.on_argo:
+        followed = runs_argo.resume(store, run, choose_view(json_lines=as_json, verbose=verbose))
+        return followed.exit_code if followed else say_detached(run_id)
     outcome = execute(
         load_document(store, run_id),
         store=store,
@@ -151,15 +168,42 @@ def _follow(store: Store, run: Run, *, as_json: bool) -> int:
             for state in _states(store, run):
                 view.refresh(state)
     except KeyboardInterrupt:
-        return _detached(run)
+        return say_detached(run.info.run_id)
     view.ended(state, _last_words(store, state))
     return Exit.USER if state.phase == "Lost" else state.exit_code or Exit.DONE
 
 
-def _detached(run: Run) -> int:
-    run_id = run.info.run_id
-    _say([f"run {run_id} goes on; `python -m pipelines.runs cancel {run_id}` stops it"])
+def say_detached(run_id: str) -> int:
+    """Tell how to come back to a run that goes on without us. Returns the exit code."""
+    _say(
+        [
+            f"run {run_id} goes on; `python -m pipelines.runs cancel {run_id}` stops it",
+            f"next: python -m pipelines.runs status {run_id} --follow",
+        ]
+    )
     return Exit.DONE
+
+
+def _on_cluster(store: Store, run: Run) -> RunState:
+    """The state of a run on Argo as the cluster has it, else as it was recorded, with a word about it."""
+    try:
+        return runs_argo.look(store, run)
+    except TripodError as e:
+        _say([f"warning: {e}; what follows was recorded before"])
+        return run.state
+
+
+def _ask_clusters(runs: list[Run]) -> None:
+    """Bring the phases of runs on Argo up to date that nobody followed to their end."""
+    asked: dict[str, dict[str, str]] = {}
+    for run in runs:
+        if run.on_argo and run.state.phase == "Running":
+            if run.info.site not in asked:
+                asked[run.info.site], problem = runs_argo.phases(run)
+                _say([f"warning: {problem}; states of site {run.info.site} are as recorded"] if problem else [])
+            phase = asked[run.info.site].get(run.info.run_id, "Running")
+            if phase in ENDED:
+                run.state.phase = phase  # type: ignore[assignment]  # the phases of a run that has ended
 
 
 def _states(store: Store, run: Run) -> Iterator[RunState]:

@@ -35,6 +35,11 @@ class Run:
     holder: Holder | None
     """The process that runs it; None when none does."""
 
+    @property
+    def on_argo(self) -> bool:
+        """Whether a cluster runs it, and no process of ours."""
+        return self.info.settings.get("engine") == "argo"
+
 
 def run_ids(store: Store) -> list[str]:
     """Ids of all runs, by name."""
@@ -51,7 +56,7 @@ def load_run(store: Store, run_id: str) -> Run:
     holder = find_holder(store, run_id)  # before the state: a run that ends meanwhile is not taken for lost
     state = _read(store, run_id, "status.json", RunState)
     alive = holder is not None and holder.alive(time.time())
-    if state.phase == "Running" and not alive:
+    if state.phase == "Running" and not alive and info.settings.get("engine") != "argo":
         state.phase, state.message = "Lost", "interrupted: the process that ran it is gone"
         state.finished = holder.beat if holder else None
         for node in state.nodes.values():

@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the plan to stderr and the workflow's YAML to stdout; start nothing",
     )
+    top.add_argument("--detach", action="store_true", help="on a cluster: submit and return; `runs status` follows")
     top.add_argument("-v", "--verbose", action="store_true", help="show what the steps print")
     top.add_argument("--json", action="store_true", help="print events as JSON lines on stdout")
     return top
@@ -54,36 +55,44 @@ def _train(args: argparse.Namespace) -> int:
     from pipelines.names import check_run_id, new_run_id
     from pipelines.plan import check_machine, make_plan
     from pipelines.settings.load import load, store_uri
+    from steps.lib import tree
+    from steps.lib.digest import sha256_hex
     from steps.lib.errors import Exit, UserError
+    from steps.lib.folder import put_blob
     from steps.lib.store import open_store
 
     model, site = load(args.model, args.site, args.set)
     run_id = check_run_id(args.run_id) if args.run_id else new_run_id(model.name)
     uri = store_uri(site.value)
-    pipe = pipeline(model, site, run_id)
-    if not args.dry_run and site.value.engine != "local":
-        raise UserError(
-            f"site {site.name}: engine is {site.value.engine!r}, this version runs workflows with 'local' only; "
-            "--dry-run prints the workflow for Argo"
-        )
-    if not args.dry_run:
+    on_argo = site.value.engine == "argo"
+    packed = tree.pack(tree.root()) if on_argo else b""
+    pipe = pipeline(model, site, run_id, sha256_hex(packed) if packed else "")
+    if not args.dry_run and not on_argo:
         check_machine(pipe)
+    if on_argo and not uri.startswith("s3://"):
+        raise UserError(
+            f"site {site.name}: store.uri is {uri}, allowed with engine argo is s3://bucket/prefix: pods share no disk"
+        )
     contacted = not args.dry_run or uri.startswith("file://")
-    plan = make_plan(pipe, model.value, run_id, open_store(uri) if contacted else None, uri)
+    store = open_store(uri) if contacted else None
+    plan = make_plan(pipe, model.value, run_id, store, uri)
     if not args.json or args.dry_run:
         print("\n".join(plan.lines()), file=sys.stderr)
-    if args.dry_run:
-        sys.stdout.write(pipe.workflow.to_yaml())
+    text = pipe.workflow.to_yaml()
+    if store is None or args.dry_run:
+        sys.stdout.write(text)
         return Exit.DONE
-    return _run(args, model, site, pipe.workflow.to_yaml(), run_id)
+    if packed:
+        put_blob(store, packed)
+    return _run(args, model, site, text, run_id)
 
 
 def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]", text: str, run_id: str) -> int:
-    """Run the workflow here. Its only input is the YAML, the same that --dry-run prints."""
+    """Run the workflow. Its only input is the YAML, the same that --dry-run prints."""
     import yaml
 
     from pipelines.engine.recorder import RunInfo
-    from pipelines.execute import execute, source_revision
+    from pipelines.execute import execute, execute_on_argo, source_revision
     from pipelines.settings.load import store_uri
     from pipelines.summary import summary
     from pipelines.view import choose_view
@@ -100,13 +109,27 @@ def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]"
         tree=source_revision(Path.cwd()),
         started=started,
     )
-    outcome = execute(
-        yaml.safe_load(text),
-        store=open_store(store_uri(site.value)),
-        info=info,
-        view=choose_view(json_lines=args.json, verbose=args.verbose),
-        grace_s=site.value.run.grace_s,
-    )
+    store, document = open_store(store_uri(site.value)), yaml.safe_load(text)
+    view = choose_view(json_lines=args.json, verbose=args.verbose)
+    if site.value.engine == "local":
+        outcome = execute(document, store=store, info=info, view=view, grace_s=site.value.run.grace_s)
+    else:
+        from pipelines.clusters import compute_cluster
+        from pipelines.runs_commands import say_detached
+
+        with compute_cluster(site.value) as cluster:
+            followed = execute_on_argo(
+                document,
+                cluster=cluster,
+                namespace=site.value.argo.namespace,
+                store=store,
+                info=info,
+                view=view,
+                detach=args.detach,
+            )
+        if followed is None:
+            return say_detached(run_id)
+        outcome = followed
     if outcome.exit_code == Exit.DONE and not args.json:
         name = model.value.serving.name or model.name
         print("\n".join(summary(run_id, args.model, name, outcome.nodes, time.time() - started)))

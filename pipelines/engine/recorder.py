@@ -63,10 +63,10 @@ class Recorder:
 
     Args:
         state: is brought up to date with each event; guarded by `lock`.
-        holder: is kept alive.
+        holder: is kept alive; None when no process of ours runs the workflow.
     """
 
-    def __init__(self, store: Store, state: RunState, holder: Holder):
+    def __init__(self, store: Store, state: RunState, holder: Holder | None):
         self.lock = threading.Lock()
         self.state = state
         self.problem = ""
@@ -138,6 +138,6 @@ class Recorder:
                     del self._logs[name]
         if status:
             self._store.put(f"runs/{self.state.run_id}/status.json", status)
-        if time.monotonic() - self._beaten > BEAT_S:
+        if self._holder and time.monotonic() - self._beaten > BEAT_S:
             beat(self._store, self.state.run_id, self._holder)
             self._beaten = time.monotonic()

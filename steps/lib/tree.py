@@ -24,6 +24,11 @@ _STARTED = "TRIPOD_TREE_STARTED"
 """The tree that this process was started from."""
 
 
+def root() -> Path:
+    """The folder whose `steps` this process runs."""
+    return Path(__file__).resolve().parents[2]
+
+
 def pack(root: Path) -> bytes:
     """The package `steps` below `root` as a tar: its files, sorted, without times and owners.
 

@@ -13,7 +13,7 @@ from pipelines import config, train
 def test_the_flags_of_train():
     flags = sorted(option for action in train.parser()._actions for option in action.option_strings)
     assert flags == sorted(
-        ["-h", "--help", "--model", "--site", "--run-id", "--set", "--dry-run", "-v", "--verbose", "--json"]
+        ["-h", "--help", "--model", "--site", "--run-id", "--set", "--dry-run", "--detach", "-v", "--verbose", "--json"]
     )
 
 
@@ -42,7 +42,6 @@ def test_dry_run(place, capsys):
     ("argv", "says"),
     [
         (["--model", "tiny", "--run-id", "No/Name"], "--run-id: got 'No/Name', allowed are a-z, 0-9 and -"),
-        (["--model", "tiny", "--site", "prod"], "site prod: engine is 'argo'"),
         (["--model", "starter", "--set", "data.source=/no/such"], "source /no/such: no such folder"),
         (["--model", "starter", "--set", "scale.nodes=[3]"], "scale.nodes 3:"),
     ],
