@@ -5,7 +5,6 @@ may well turn out to be a hit when the new result equals the old one.
 """
 
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +79,8 @@ def check_machine(pipe: Pipeline) -> None:
     """
     for task in pipe.tasks.values():
         records.library_versions(task.module.step)
-    if "deploy" in pipe.tasks:
-        command = vllm.command(os.environ)[0]
-        if not shutil.which(command):
-            raise UserError(f"{vllm.COMMAND}: {command}: no such program; set it to what starts vLLM here, or unset it")
+    if "deploy" in pipe.tasks and _serves_here(pipe.site):
+        vllm.command(os.environ)
 
 
 def check_serving(recipe: Recipe, site: Site) -> None:
@@ -92,11 +89,15 @@ def check_serving(recipe: Recipe, site: Site) -> None:
     Raises:
         UserError: vLLM's build on this machine refuses its shape.
     """
-    if site.gang.target != "process":
+    if not _serves_here(site):
         return
     config = {"hidden_size": recipe.model.hidden_size, "num_attention_heads": recipe.model.num_heads}
     if problem := vllm.refusal(config, os.environ):
         raise UserError(f"model: {problem}")
+
+
+def _serves_here(site: Site) -> bool:
+    return site.engine == "local" and site.gang.target == "process"
 
 
 def training_line(recipe: Recipe, site: Site) -> str:
@@ -136,10 +137,10 @@ def memory_lines(recipe: Recipe, site: Site) -> list[str]:
         except UserError as e:
             raise UserError(f"scale.nodes {nodes}: {e}") from e
         if site.gang.device_memory_gib:
-            lines.append(f"memory {need.total_gib:.1f} of {site.gang.device_memory_gib:.0f} GiB a device on {ranks}")
+            lines.append(f"memory {need.total_gib:.1f} of {site.gang.device_memory_gib:.1f} GiB a device on {ranks}")
             if need.total_gib > site.gang.device_memory_gib:
                 raise UserError(
-                    f"scale.nodes {nodes}: needs {need.total_gib:.0f} GiB a device, the site has {site.gang.device_memory_gib:.0f}; "
+                    f"scale.nodes {nodes}: needs {need.total_gib:.1f} GiB a device, the site has {site.gang.device_memory_gib:.1f}; "
                     "more nodes, a smaller train.micro_batch or train.activation_checkpointing=full need less"
                 )
     return lines
@@ -181,7 +182,7 @@ class _Looker:
         fingerprint = module.fingerprint(params, ctx) if hasattr(module, "fingerprint") else ""
         parts = records.key_parts(module, params, fingerprint)
         record, why = records.find(self.store, parts, module.Result, full=self.full)
-        if record is None and task.name == "train":
+        if record is None and parts.step == "train":
             self.notes += _go_on_from(self.store, parts.key)
         return (record.result, why) if record else (None, why)
 

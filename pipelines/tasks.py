@@ -111,7 +111,6 @@ class Pipeline:
         self.tasks: dict[str, Task] = {}
         self.drawn: set[tuple[str, str]] = set()
         """Edges of the `>>` diagram."""
-        self._templates: dict[str, Container] = {}
         self.workflow = Workflow(
             name=run_id,
             entrypoint="main",
@@ -148,10 +147,13 @@ class Pipeline:
             inputs: Params fields: literals, or fields of earlier tasks.
 
         Raises:
-            UserError: an unknown or missing field, a wrong type, or a value that Argo cannot carry.
+            UserError: the step is there already, an unknown or missing field, a wrong type, or a value that Argo
+                cannot carry.
         """
         step_name = module.__name__.removeprefix("steps.")
         name = step_name.replace("_", "-")
+        if name in self.tasks:
+            raise UserError(f"task {name}: added twice; a step is one task, fan_out calls it for each item of a list")
         given = {field: inputs[field] for field in module.Params.model_fields if field in inputs}
         if unknown := inputs.keys() - given.keys():
             raise UserError(
@@ -161,7 +163,7 @@ class Pipeline:
         _check_inputs(name, module.Params, given, fan_out)
         arguments = {field: _argument(name, field, value, fan_out) for field, value in given.items()}
         needs = {value.task.name: value.task for value in given.values() if isinstance(value, Ref)}
-        template = self._template(step_name, module.step, module.Result, list(given))
+        template = self._container("step", step_name, module.step, module.Result, list(given))
         with self._dag:
             hera = HeraTask(
                 name=name,
@@ -183,11 +185,6 @@ class Pipeline:
             template = self._container("exit", step_name, module.step, module.Result, [])
         template.args = [f"--{field}={text}" for field, text in arguments.items()]
         self.workflow.on_exit = template
-
-    def _template(self, step_name: str, step: Step, result: type[BaseModel], fields: Sequence[str]) -> Container:
-        if step_name not in self._templates:
-            self._templates[step_name] = self._container("step", step_name, step, result, fields)
-        return self._templates[step_name]
 
     def _container(
         self, use: str, step_name: str, step: Step, result: type[BaseModel], fields: Sequence[str]

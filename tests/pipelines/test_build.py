@@ -114,6 +114,15 @@ def test_braces_and_long_values_are_refused():
             pipe.task(ingest, source="x" * (MAX_VALUE_BYTES + 1))
 
 
+def test_a_step_that_is_there_already_is_refused():
+    """Both would be one task of the workflow, with the arguments of one of them."""
+    with _pipe() as pipe:
+        pipe.task(ingest, source="/x")
+        with pytest.raises(UserError, match="task ingest: added twice"):
+            pipe.task(ingest, source="/y", text_field="body")
+    assert pipe.tasks["ingest"].inputs["source"] == "/x"
+
+
 def test_an_exit_handler_is_a_template_of_its_own():
     """A pipeline may also run the same step as a task: neither changes the other's arguments."""
     with _pipe() as pipe:
