@@ -108,13 +108,19 @@ def _check(params: Params, ctx: Context) -> "Manifest":
         raise UserError(
             f"max_tokens: got {params.max_tokens}, allowed is less than max_model_len, {params.max_model_len}"
         )
-    wrote, here = model.meta["versions"]["transformers"], version("transformers")
-    if int(here.split(".")[0]) < int(wrote.split(".")[0]):
+    needs, here = _config(ctx, model)["transformers_version"].partition(".")[0], version("transformers")
+    if int(here.partition(".")[0]) < int(needs):
         raise UserError(
-            f"{params.model}: written by transformers {wrote}, the server has {here}; "
-            f"serve with transformers {wrote.split('.')[0]} or newer"
+            f"{params.model}: written for transformers {needs}, the server has {here}; "
+            f"serve with transformers {needs} or newer"
         )
     return model
+
+
+def _config(ctx: Context, model: "Manifest") -> dict[str, Any]:
+    """config.json."""
+    key = next(file.key for file in model.files if file.name == "config.json")
+    return dict(json.loads(ctx.store.get(key)))
 
 
 def _settings(params: Params, ctx: Context, model: "Manifest") -> "Settings":
@@ -124,8 +130,7 @@ def _settings(params: Params, ctx: Context, model: "Manifest") -> "Settings":
     from steps.lib import vllm
     from steps.lib.errors import UserError
 
-    key = next(file.key for file in model.files if file.name == "config.json")
-    config = json.loads(ctx.store.get(key))
+    config = _config(ctx, model)
     if problem := vllm.refusal(config, ctx.env):
         raise UserError(f"{params.model}: {problem}")
     sequence = vllm.cache_bytes(config, params.max_model_len, model.meta["dtype"])

@@ -4,7 +4,7 @@
                                 generation_config.json, and the tokenizer's files as they are
 
 version = the first 16 digits of sha256 over the digests of all files; the same checkpoint gives the
-same bytes. Weights are float32, or bfloat16 when the training multiplied in bfloat16: rounded so,
+same bytes, whatever exports it: the versions of the libraries are beside the folder (steps.lib.registry). Weights are float32, or bfloat16 when the training multiplied in bfloat16: rounded so,
 they are what every matrix product of the training has seen.
 """
 
@@ -50,13 +50,15 @@ def run(params: Params, ctx: Context) -> Result:
     Raises:
         UserError: the tokenizer does not fit the model, stop tokens disagree, or files are missing.
     """
-    from steps.lib import checkpoint, folder, hf, llama
+    from importlib.metadata import version
+
+    from steps.lib import checkpoint, folder, hf, llama, registry
 
     hf.limit_threads(ctx.env)
     meta = checkpoint.read_meta(ctx.store, params.checkpoint)
     dataset = folder.load(ctx.store, params.dataset, "dataset")
     local = ctx.scratch / "model"
-    words = folder.download(ctx.store, dataset.meta["tokenizer"], local, "tokenizer")
+    folder.download(ctx.store, dataset.meta["tokenizer"], local, "tokenizer")
     tokenizer = hf.load_tokenizer(local)
     _check_tokenizer(tokenizer, meta, int(dataset.meta["eos_id"]))
 
@@ -78,12 +80,11 @@ def run(params: Params, ctx: Context) -> Result:
         "context_length": meta.model.sequence_length,
         "eos_id": meta.eos_id,
         "chat_template": bool(tokenizer.chat_template),
-        "tokenizer": words.digest,
-        "versions": _versions(local),
         "bytes": sum(path.stat().st_size for path in content.values()),
         "num_parameters": sum(p.numel() for p in model.parameters()),
     }
     prefix = f"models/{params.name}/{digest[:16]}"
+    registry.write_versions(ctx.store, prefix, {library: version(library) for library in step.libraries})
     folder.publish(ctx.store, prefix, kind="model", content=content, meta=about)
     return Result(model=prefix, digest=digest, num_parameters=about["num_parameters"])
 
@@ -120,10 +121,3 @@ def _digest(content: dict[str, Path]) -> str:
     from steps.lib.folder import sha256_file
 
     return digest_of({name: sha256_file(path) for name, path in content.items()})
-
-
-def _versions(local: Path) -> dict[str, str]:
-    """Of the libraries that the files rest on: only what the files themselves say, as meta follows from the digest."""
-    import json
-
-    return {"transformers": json.loads((local / "config.json").read_text())["transformers_version"]}

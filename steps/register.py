@@ -80,6 +80,7 @@ def _lineage(params: Params, ctx: Context) -> dict[str, Any]:
     parts = {
         kind: {"key": kinds[kind], "manifest_sha256": there.digest, **there.meta} for kind, there in folders.items()
     }
+    parts["model"]["versions"] = registry.read_versions(ctx.store, params.model)
     evaluation = {"report": params.report, "loss": params.loss, "bits_per_byte": params.bits_per_byte}
     return {"name": name, "version": version, **parts, "evaluation": evaluation}
 
@@ -136,7 +137,7 @@ def _card(about: dict[str, Any]) -> str:
 | held-out loss | {evaluation["loss"]:.4f} nats a token |
 | bits a byte | {evaluation["bits_per_byte"]:.4f} |
 | digest | {model["digest"]} |
-| written by | {", ".join(f"{name} {version}" for name, version in model["versions"].items())} |
+| written by | {", ".join(f"{name} {version}" for name, version in model["versions"].items()) or "unknown"} |
 
 ## Where it comes from
 

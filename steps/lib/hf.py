@@ -3,6 +3,7 @@
 ids [batch, tokens] int64 -> logits [batch, tokens, vocabulary] float
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,11 @@ def round_weights(model: "LlamaForCausalLM", dtype: str) -> None:
 
 
 def write(model: "LlamaForCausalLM", folder: Path, *, eos_id: int, pad_id: int | None) -> None:
-    """Write weights, config.json and generation_config.json; the same model gives the same bytes."""
+    """Write weights, config.json and generation_config.json; the same model gives the same bytes.
+
+    They name the major version of transformers alone: that is what a reader has to understand, and what
+    wrote them besides is no part of a model.
+    """
     from transformers import GenerationConfig
     from transformers.utils import logging
 
@@ -103,6 +108,10 @@ def write(model: "LlamaForCausalLM", folder: Path, *, eos_id: int, pad_id: int |
     settings: Any = GenerationConfig  # it has no types
     model.generation_config = settings(eos_token_id=eos_id, pad_token_id=pad_id)
     model.save_pretrained(folder, max_shard_size=MAX_SHARD)
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        about = json.loads(path.read_text())
+        about["transformers_version"] = f"{about['transformers_version'].partition('.')[0]}.0.0"
+        path.write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
 
 
 def compare(model: "LlamaForCausalLM", folder: Path) -> None:

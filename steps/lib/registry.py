@@ -3,6 +3,7 @@
 models/<name>/<version>/                the model itself (steps.lib.folder), never changed
 models/<name>/lineage/<version>.json    what it was made of and how good it is
 models/<name>/lineage/<version>.md      the same for people: the card
+models/<name>/versions/<version>.json   of the libraries that exported it last; no part of the model
 models/<name>/smoke/<digest>.json       a smoke test that passed
 models/<name>/aliases/<alias>           pointers: latest, champion
 """
@@ -43,6 +44,24 @@ def lineage_key(name: str, version: str) -> str:
 def card_key(name: str, version: str) -> str:
     """Where the card of one version is."""
     return f"models/{name}/lineage/{version}.md"
+
+
+def write_versions(store: Store, model: str, libraries: dict[str, str]) -> None:
+    """Keep which versions of which libraries export `model`."""
+    store.put(_versions_key(model), json.dumps(libraries, indent=1, sort_keys=True).encode())
+
+
+def read_versions(store: Store, model: str) -> dict[str, str]:
+    """The libraries that exported `model` last; nothing when that is not known."""
+    try:
+        return dict(json.loads(store.get(_versions_key(model))))
+    except NotFoundError:
+        return {}
+
+
+def _versions_key(model: str) -> str:
+    name, version = split(model)
+    return f"models/{name}/versions/{version}.json"
 
 
 def bits_per_byte(store: Store, model: str) -> float:

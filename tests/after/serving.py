@@ -15,10 +15,12 @@ STUB = Path(__file__).with_name("stub_server.py")
 CONFIG = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 64}
 
 
-def publish_model(store: Store, version: str = "v1", *, name: str = "m", without: str = "", **meta: object) -> str:
+def publish_model(
+    store: Store, version: str = "v1", *, name: str = "m", without: str = "", needs: str = "5", **meta: object
+) -> str:
     """A model folder that looks whole. Returns its prefix."""
     content = {
-        "config.json": json.dumps(CONFIG).encode(),
+        "config.json": json.dumps({**CONFIG, "transformers_version": f"{needs}.0.0"}).encode(),
         "generation_config.json": b"{}",
         "model.safetensors": f"weights {version}".encode(),
         "tokenizer.json": b"{}",
@@ -31,7 +33,6 @@ def publish_model(store: Store, version: str = "v1", *, name: str = "m", without
         "context_length": 128,
         "eos_id": 0,
         "chat_template": False,
-        "versions": {"transformers": "5.0.0"},
         "bytes": 1000,
         **meta,
     }

@@ -103,7 +103,7 @@ def test_chat_is_asked_when_there_is_a_template(place):
         ({"without": "tokenizer_config.json"}, {}, r"models/m/v1: lacks tokenizer_config.json;"),
         ({}, {"max_model_len": 129}, r"max_model_len: got 129, models/m/v1 allows at most 128"),
         ({}, {"max_tokens": 64}, r"max_tokens: got 64, allowed is less than max_model_len, 64"),
-        ({"versions": {"transformers": "99.0.0"}}, {}, r"written by transformers 99.0.0, the server has 5\."),
+        ({"needs": "99"}, {}, r"written for transformers 99, the server has 5\."),
         ({"bytes": 1 << 60}, {}, r"weights of 1073741824.0 GiB .* do not fit into this machine"),
     ],
 )

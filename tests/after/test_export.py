@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steps import export
-from steps.lib import folder, hf
+from steps.lib import folder, hf, registry
 from steps.lib.errors import UserError
 from tests.after import making
 from tests.steps.calling import context
@@ -55,6 +56,27 @@ def test_the_same_checkpoint_has_the_same_digest(store, tmp_path):
     assert run_export(store, checkpoint="checkpoints/other/step-9") == first, "where it comes from is not part of it"
     making.publish_checkpoint(store, making.random_model(seed=1), prefix="checkpoints/k/step-5")
     assert run_export(store, checkpoint="checkpoints/k/step-5").digest != first.digest
+
+
+def test_other_versions_of_the_libraries_export_the_same_model(store, monkeypatch):
+    """They are kept beside the model: the last ones that exported it."""
+    from transformers import configuration_utils
+    from transformers.generation import configuration_utils as generation_utils
+
+    making.publish_dataset(store)
+    making.publish_checkpoint(store, making.random_model())
+    first = run_export(store)
+    assert registry.read_versions(store, first.model) == {name: version(name) for name in export.step.libraries}
+    before = {head.key: head.tag for head in store.list(first.model)}
+
+    monkeypatch.setattr(configuration_utils, "__version__", "5.99.1")
+    monkeypatch.setattr(generation_utils, "__version__", "5.99.1")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "5.99.1")
+    assert run_export(store) == first
+    assert {head.key: head.tag for head in store.list(first.model)} == before
+    assert registry.read_versions(store, first.model) == dict.fromkeys(export.step.libraries, "5.99.1")
+    config = next(file.key for file in folder.load(store, first.model).files if file.name == "config.json")
+    assert json.loads(store.get(config))["transformers_version"] == "5.0.0"
 
 
 def test_bfloat16_training_is_stored_as_bfloat16(store, tmp_path):

@@ -53,6 +53,7 @@ def alias(store, name: str) -> str | None:
 
 def test_lineage_leads_from_documents_to_model(place):
     publish_model(place, "v1", **META)
+    registry.write_versions(place, "models/m/v1", {"torch": "2.99.1"})
     before = {head.key: head.tag for head in place.list("models/m/v1")}
     assert run(place, "v1", 1.5) == register.Result(model="models/m/v1", champion=True)
     lineage = json.loads(place.get("models/m/lineage/v1.json"))
@@ -61,9 +62,20 @@ def test_lineage_leads_from_documents_to_model(place):
         assert lineage[part]["manifest_sha256"] == folder.load(place, key).digest
     assert lineage["docs"]["documents"] == "abc"
     assert lineage["model"]["digest"] == folder.load(place, "models/m/v1").meta["digest"]
+    assert lineage["model"]["versions"] == {"torch": "2.99.1"}
     assert lineage["evaluation"] == {"report": "blobs/sha256/00", "loss": 2.5, "bits_per_byte": 1.5}
     card = place.get("models/m/lineage/v1.md").decode()
-    assert all(text in card for text in ("# m v1", "1,234", "1.5000", "datasets/d/v1", "10 heldout, 100 train"))
+    assert all(
+        text in card
+        for text in (
+            "# m v1",
+            "| written by | torch 2.99.1 |",
+            "1,234",
+            "1.5000",
+            "datasets/d/v1",
+            "10 heldout, 100 train",
+        )
+    )
     assert {head.key: head.tag for head in place.list("models/m/v1")} == before, "the folder itself never changes"
 
 
