@@ -34,6 +34,34 @@ def test_other_uris_are_refused(uri: str) -> None:
         open_store(uri)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("call", ["create", "put", "upload"])
+def test_the_names_that_lead_to_an_object_are_on_the_disk(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut after the call: of each new folder and of the object the name is synced, in the folder above it."""
+    on_disk: dict[str, set[str]] = {}
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if os.path.isdir(path):
+            on_disk.setdefault(path, set()).update(os.listdir(path))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store = open_store(f"file://{tmp_path}/new/store")
+    for key in ("a/b/c/k", "a/b/d/k"):
+        getattr(store, call)(key, b"1")
+        path = tmp_path / "new/store" / key
+        while path != tmp_path:
+            assert path.name in on_disk[str(path.parent)], path
+            path = path.parent
+    on_disk.clear()
+    getattr(store, call)("a/b/c/l", b"1")
+    assert list(on_disk) == [f"{tmp_path}/new/store/a/b/c"], "nothing more once the folders are there"
+
+
 def test_nothing_heavy_is_imported_for_control_objects(tmp_path: Path) -> None:
     program = (
         "import sys; from steps.lib.store import open_store; store = open_store(sys.argv[1]); "

@@ -111,6 +111,8 @@ class FileStore(Store):
         """See Store.upload."""
         path = self._path(key)
         temp = _temp_beside(path)
+        with self._errors("upload", key):
+            _make_folders(os.path.dirname(path))  # obstore makes them too, but not onto the disk
         try:
             size = self._bulk.upload(key, source, at=temp.removeprefix(f"{self._root}/"))
             with self._errors("upload", key):
@@ -154,7 +156,7 @@ class FileStore(Store):
         from steps.lib.store.bulk import Bulk
 
         with self._errors("open", self.uri):
-            os.makedirs(self._root, exist_ok=True)
+            _make_folders(self._root)
         return Bulk(LocalStore(self._root), self._bulk_failure)
 
     def _path(self, key: str) -> str:
@@ -253,8 +255,22 @@ def _open_new(path: str) -> int:
     for _ in range(100):
         with suppress(FileNotFoundError):
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _make_folders(os.path.dirname(path))
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _make_folders(folder: str) -> None:
+    """Create `folder` and what lacks above it, onto the disk: an object is no safer than the names that lead to it."""
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    with suppress(FileNotFoundError):  # taken away by a twin's `delete`: the caller sees that it lacks
+        for name in reversed(missing):
+            with suppress(FileExistsError):
+                os.mkdir(name)
+        for name in missing:  # the deepest first: its journal entry takes those above it along
+            _sync(os.path.dirname(name))
 
 
 def _temp_beside(path: str) -> str:
