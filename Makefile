@@ -48,11 +48,21 @@ test: check ## everything that needs no cluster and no Go
 
 .PHONY: tools
 tools: ## build argo and a real S3 server from their Go modules into $TRIPOD_TOOLS
-	bash tests/tools/build.sh "$(TRIPOD_TOOLS)"
+	$(PYTHON) -m tests.lab.build argo versitygw
 
 .PHONY: test-tools
 test-tools: setup tools ## the tests that need them: argo lint, full CRD schemas, the S3 server
 	pytest -n 2 tests/store tests/engine/test_argo_accepts.py tests/pipelines/test_argo_accepts.py
+
+.PHONY: lab-build lab-up lab-status lab-down
+lab-build: setup ## two Kubernetes clusters for tests, from pinned Go modules, into a cache (once; half an hour on 2 cores)
+	python -m tests.lab build
+lab-up: setup ## bring them up on this machine (root); again: nothing to do
+	python -m tests.lab up
+lab-status: ## what of them runs
+	python -m tests.lab status
+lab-down: ## end them; nothing is left but the cache
+	python -m tests.lab down
 
 .PHONY: images
 images: ## build the images data, train and serve with docker or buildah; see images/build.sh

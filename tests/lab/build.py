@@ -2,7 +2,8 @@
 
     python -m tests.lab.build [NAME ...]     all programs and manifests, or only these programs
 
-Manifests are made by `kubectl kustomize` from the same modules, each with its project's licence beside it.
+Manifests are made by `kubectl kustomize` from the same modules, each with its project's licence beside it. CRDs get
+files of their own: Argo's alone have 180,000 lines, which only kubectl should read.
 """
 
 import json
@@ -17,8 +18,17 @@ from pathlib import Path
 from tests.lab.places import BIN, CACHE, MANIFESTS
 from tests.lab.versions import ARGO, JOBSET, KUBERNETES, KUEUE, KWOK, PROGRAMS, TRAINER, Program
 
-DEBIAN = ("containerd", "runc", "nftables", "iproute2", "containernetworking-plugins", "debootstrap", "buildah")
-_COMMANDS = ("containerd", "runc", "nft", "ip", "debootstrap", "buildah")
+DEBIAN = (
+    "containerd",
+    "runc",
+    "nftables",
+    "iproute2",
+    "containernetworking-plugins",
+    "openssl",
+    "debootstrap",
+    "buildah",
+)
+_COMMANDS = ("containerd", "runc", "nft", "ip", "openssl", "debootstrap", "buildah")
 _ENV = {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath"}
 
 
@@ -124,13 +134,21 @@ def _debian() -> None:
     if all(shutil.which(command) for command in _COMMANDS) and Path("/usr/lib/cni/bridge").exists():
         return
     install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *DEBIAN]
-    if not shutil.which("apt-get"):
-        sys.exit(f"error: the lab needs {', '.join(DEBIAN)}; install them")
+    if os.geteuid() or not shutil.which("apt-get"):
+        sys.exit(f"error: the lab needs Debian's {', '.join(DEBIAN)}; as root: {' '.join(install)}")
+    print(" ".join(install), flush=True)
     subprocess.run(["apt-get", "update", "-qq"], check=True)
-    subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        install, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    )
 
 
 def _manifests() -> None:
+    versions = " ".join("@".join(module) for module in (ARGO, KUEUE, JOBSET, KWOK, TRAINER))
+    marker = MANIFESTS / ".version"
+    if marker.exists() and marker.read_text() == versions:
+        return
+    print("generating manifests", flush=True)
     MANIFESTS.mkdir(parents=True, exist_ok=True)
     argo = CACHE / "src" / f"{ARGO[0].replace('/', '_')}@{ARGO[1]}"
     _kustomize("argo", argo / "manifests/cluster-install", ARGO)
@@ -146,15 +164,22 @@ def _manifests() -> None:
     lines = overlay.read_text().splitlines()
     overlay.write_text("\n".join(line for line in lines if "third-party/jobset" not in line) + "\n")
     _kustomize("trainer", trainer / "overlays/manager", TRAINER)
+    marker.write_text(versions)
 
 
 def _kustomize(name: str, folder: Path, module: tuple[str, str]) -> None:
     done = subprocess.run([str(BIN / "kubectl"), "kustomize", str(folder)], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"error: kustomize {folder}: {done.stderr}")
-    (MANIFESTS / f"{name}.yaml").write_text(f"# generated from {module[0]}@{module[1]}\n{done.stdout}")
+    definitions: list[str] = []
+    rest: list[str] = []
+    for document in done.stdout.split("\n---\n"):
+        (definitions if "\nkind: CustomResourceDefinition\n" in document else rest).append(document)
+    for part, documents in {f"{name}-crds": definitions, name: rest}.items():
+        text = "\n---\n".join(documents)
+        (MANIFESTS / f"{part}.yaml").write_text(f"# generated from {module[0]}@{module[1]}\n{text}\n")
     for licence in module_folder(*module).glob("LICENSE*"):
-        shutil.copy(licence, MANIFESTS / f"{name}.{licence.name}")
+        shutil.copyfile(licence, MANIFESTS / f"{name}.{licence.name}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,17 +86,12 @@ def load_by_digest(place: Place, archive: Path, name: str) -> str:
     stamp = f"{archive.stat().st_mtime_ns} {archive.stat().st_size}"
     if marker.exists() and marker.read_text().startswith(stamp):
         return marker.read_text().split()[-1]
-    before = _named(place, base)
-    _ctr(place, "images", "import", "--digests", "--base-name", base, str(archive))
-    made = sorted(_named(place, base) - before) or sorted(before)
+    said = _ctr(place, "images", "import", "--digests", "--base-name", base, str(archive))
+    found = re.search(rf"{re.escape(base)}@sha256:[0-9a-f]{{64}}", said)
+    assert found, said
     marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.write_text(f"{stamp} {made[-1]}")
-    return made[-1]
-
-
-def _named(place: Place, base: str) -> set[str]:
-    names = _ctr(place, "images", "list", "-q").split()
-    return {name for name in names if name.startswith(f"{base}@sha256:")}
+    marker.write_text(f"{stamp} {found.group()}")
+    return found.group()
 
 
 def _ctr(place: Place, *words: str) -> str:

@@ -1,5 +1,6 @@
-"""What runs in the clusters: the controllers, the fake nodes, and config/clusters as it is shipped."""
+"""What runs in the clusters: the controllers, and config/clusters as it is shipped."""
 
+import hashlib
 import json
 from typing import Any
 
@@ -7,23 +8,25 @@ import yaml
 
 from tests.lab import images, storage
 from tests.lab.cluster import kubectl
-from tests.lab.places import BIN, COMPUTE, GPU, MANIFESTS, REGISTRY, ROOT, TEAMS, Place
-from tests.lab.processes import start, wait_for
+from tests.lab.places import CLUSTERS, COMPUTE, GPU, MANIFESTS, REGISTRY, ROOT, TEAMS, Place
+from tests.lab.processes import CommandError, wait_for
 from tests.lab.versions import ARGO, JOBSET, KUEUE, TRAINER
 
 Object = dict[str, Any]
-NUM_FAKE_NODES, GPUS = 12, 8
 REAL_GPUS = 32
 """That the one real node of gpu says it has."""
-_CONTROLLERS = {
+CONTROLLERS = {
     "argo": {"workflow-controller": ("workflow-controller", ARGO[1]), "argo-server": ("argo", ARGO[1])},
     "kueue": {"kueue-controller-manager": ("kueue", KUEUE[1])},
     "jobset": {"jobset-controller-manager": ("jobset", JOBSET[1])},
     "trainer": {"kubeflow-trainer-controller-manager": ("trainer-controller-manager", TRAINER[1])},
 }
+"""Deployment -> program and version, for each set of manifests."""
 _NAMESPACES = {"argo": "argo", "kueue": "kueue-system", "jobset": "jobset-system", "trainer": "kubeflow-system"}
 _ENV = {"workflow-controller": {"LEADER_ELECTION_DISABLE": "true", "DEFAULT_REQUEUE_TIME": "1s"}}
 KUEUE_FRAMEWORKS = ("batch/job", "jobset.x-k8s.io/jobset", "trainer.kubeflow.org/trainjob")
+_NOT_YET = ("failed calling webhook", "no endpoints available", "connection refused", "no matches for kind")
+"""What kubectl says while a controller is about to answer."""
 
 
 def compute() -> None:
@@ -35,41 +38,29 @@ def compute() -> None:
 
 
 def gpu() -> None:
-    """JobSet, Trainer, Kueue and the fake nodes on the gpu cluster."""
+    """JobSet, Trainer and Kueue on the gpu cluster, and GPUs for its real node."""
     for name in ("jobset", "trainer", "kueue"):
         _install(GPU, name, {})
-    _fake_nodes()
     kubectl(GPU, "label", "node", GPU.node, "tripod.dev/lab=real", "--overwrite")
-    gpus = json.dumps(
-        [
-            {"op": "add", "path": f"/status/{k}/nvidia.com~1gpu", "value": str(REAL_GPUS)}
-            for k in ("capacity", "allocatable")
-        ]
-    )
-    kubectl(GPU, "patch", "node", GPU.node, "--subresource=status", "--type=json", "-p", gpus)
+    gpus = [
+        {"op": "add", "path": f"/status/{where}/nvidia.com~1gpu", "value": str(REAL_GPUS)}
+        for where in ("capacity", "allocatable")
+    ]
+    kubectl(GPU, "patch", "node", GPU.node, "--subresource=status", "--type=json", "-p", json.dumps(gpus))
 
 
 def _install(place: Place, name: str, arguments: dict[str, list[str]]) -> None:
     namespace = _NAMESPACES[name]
-    objects = [o for o in yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text()) if o]
+    objects = [o for o in yaml.load_all((MANIFESTS / f"{name}.yaml").read_text(), yaml.CSafeLoader) if o]
     for deployment in (o for o in objects if o["kind"] == "Deployment"):
-        program, version = _CONTROLLERS[name][deployment["metadata"]["name"]]
+        program, version = CONTROLLERS[name][deployment["metadata"]["name"]]
         images.load(place, images.of_program(program, version))
         _use_image(deployment, program, version, arguments.get(deployment["metadata"]["name"], []))
     if name == "kueue":
         _configure_kueue(objects)
-    kubectl(place, "apply", "-f", "-", stdin=_namespace(namespace))
-    kubectl(
-        place,
-        "apply",
-        "--server-side",
-        "--force-conflicts",
-        "-n",
-        namespace,
-        "-f",
-        "-",
-        stdin=yaml.safe_dump_all(objects),
-    )
+    define(place, name)
+    apply(place, f"{name}-namespace", json.dumps(_namespace(namespace)))
+    apply(place, name, yaml.dump_all(objects, Dumper=yaml.CSafeDumper))
 
 
 def _use_image(deployment: Object, program: str, version: str, arguments: list[str]) -> None:
@@ -94,48 +85,6 @@ def _configure_kueue(objects: list[Object]) -> None:
             config["data"]["controller_manager_config.yaml"] = yaml.safe_dump(settings)
 
 
-def _fake_nodes() -> None:
-    """Twelve servers of eight GPUs that KWOK plays."""
-    kubectl(GPU, "apply", "-f", "-", stdin=(MANIFESTS / "kwok.yaml").read_text())
-    stages = [s for s in yaml.safe_load_all((MANIFESTS / "kwok-stages.yaml").read_text()) if s]
-    kept = [stage for stage in stages if stage["metadata"]["name"] != "pod-complete"]  # it would end jobs at once
-    (GPU.folder / "stages.yaml").write_text(yaml.safe_dump_all(kept))
-    kubectl(GPU, "apply", "-f", "-", stdin=yaml.safe_dump_all(fake_node(n) for n in range(1, NUM_FAKE_NODES + 1)))
-    start(
-        GPU.folder,
-        "kwok",
-        [
-            BIN / "kwok", f"--kubeconfig={GPU.kubeconfig}", f"--config={GPU.folder}/stages.yaml",
-            "--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-            "--node-lease-duration-seconds=40",
-        ],
-        netns=GPU.name,
-    )  # fmt: skip
-
-
-def fake_node(number: int) -> Object:
-    """One fake server: four racks of three in two blocks, all on the training side."""
-    name = f"b300-{number}"
-    rack = (number - 1) // 3
-    labels = {
-        "kubernetes.io/hostname": name,
-        "kubernetes.io/os": "linux",
-        "kubernetes.io/arch": "amd64",
-        "type": "kwok",
-        "tripod.dev/side": "training",
-        "tripod.dev/block": f"block-{rack // 2 + 1}",
-        "tripod.dev/rack": f"rack-{rack + 1}",
-    }
-    resources = {"cpu": "192", "memory": "2Ti", "pods": "110", "nvidia.com/gpu": str(GPUS)}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}},
-        "spec": {"taints": [{"key": "tripod.dev/side", "value": "training", "effect": "NoSchedule"}]},
-        "status": {"capacity": resources, "allocatable": resources},
-    }
-
-
 def wait_for_controllers(place: Place) -> None:
     """Until every Deployment is available."""
 
@@ -148,29 +97,69 @@ def wait_for_controllers(place: Place) -> None:
 
 def site() -> None:
     """config/clusters, and what the platform gives each team: the store's credentials, gpu's address and CA."""
-    for place in (COMPUTE, GPU):
-        folder = ROOT / "config/clusters" / place.name / "lab"
-        shipped = kubectl(place, "kustomize", str(folder))
-        wait_for(
-            lambda p=place, y=shipped: _apply(p, y), f"{place.name}: config/clusters/{place.name}/lab", 90, every_s=3
-        )  # type: ignore[misc]
+    for place in CLUSTERS:
+        shipped = kubectl(place, "kustomize", str(ROOT / "config/clusters" / place.name / "lab"))
+        apply(place, "site", shipped)
     for team in TEAMS:
-        secret = {"credentials": storage.credentials_file(team)}
-        for place in (COMPUTE, GPU):
-            _put(place, "Secret", team, "tripod-s3", stringData=secret)
-        _put(COMPUTE, "ConfigMap", team, "tripod-gpu-ca", data={"ca.crt": (GPU.pki / "ca.crt").read_text()})
+        for place in CLUSTERS:
+            secret = _object("Secret", team, "tripod-s3", stringData={"credentials": storage.credentials_file(team)})
+            apply(place, f"{team}-s3", json.dumps(secret))
+        ca = {"ca.crt": (GPU.pki / "ca.crt").read_text()}
+        apply(COMPUTE, f"{team}-gpu-ca", json.dumps(_object("ConfigMap", team, "tripod-gpu-ca", data=ca)))
 
 
-def _apply(place: Place, text: str) -> bool:
-    """A webhook answers only a moment after its controller is available."""
-    kubectl(place, "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
-    return True
+def define(place: Place, name: str) -> None:
+    """The CRDs of a set of manifests. Created, not applied: for Argo's that is minutes less."""
+    text = (MANIFESTS / f"{name}-crds.yaml").read_text()
+    if _is_applied(place, f"{name}-crds", text):
+        return
+    try:
+        kubectl(place, "create", "-f", "-", stdin=text)
+    except CommandError as e:
+        if "AlreadyExists" not in str(e):
+            raise
+        kubectl(place, "replace", "-f", "-", stdin=text)
+    _note(place, f"{name}-crds", text)
 
 
-def _put(place: Place, kind: str, namespace: str, name: str, **content: dict[str, str]) -> None:
-    body = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}, **content}
-    kubectl(place, "apply", "-f", "-", stdin=json.dumps(body))
+def apply(place: Place, name: str, text: str) -> None:
+    """Server-side apply, repeated while a webhook is not there yet. The same text is applied only once in the cluster's
+    life, so that `up` takes nothing back from what other field managers own since.
+
+    Args:
+        name: of this set of objects, and of its field manager.
+    """
+    if _is_applied(place, name, text):
+        return
+
+    def applied() -> bool:
+        options = ("--server-side", "--force-conflicts", f"--field-manager=lab-{name}")
+        try:
+            kubectl(place, "apply", *options, "-f", "-", stdin=text)
+        except CommandError as e:
+            if any(message in str(e) for message in _NOT_YET):
+                return False
+            raise
+        return True
+
+    wait_for(applied, f"{place.name}: {name}", every_s=2)
+    _note(place, name, text)
 
 
-def _namespace(name: str) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+def _is_applied(place: Place, name: str, text: str) -> bool:
+    marker = place.folder / "applied" / name
+    return marker.exists() and marker.read_text() == hashlib.sha256(text.encode()).hexdigest()
+
+
+def _note(place: Place, name: str, text: str) -> None:
+    marker = place.folder / "applied" / name
+    marker.parent.mkdir(exist_ok=True)
+    marker.write_text(hashlib.sha256(text.encode()).hexdigest())
+
+
+def _object(kind: str, namespace: str, name: str, **content: dict[str, str]) -> Object:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}, **content}
+
+
+def _namespace(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}

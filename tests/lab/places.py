@@ -11,6 +11,8 @@ BIN = Path(os.environ.get("TRIPOD_TOOLS") or Path.home() / ".cache/tripod/bin")
 MANIFESTS = CACHE / "manifests"
 RUN = CACHE / "run"
 """Of the lab that is up now."""
+ENV_FILE = RUN / "env"
+"""For shells: kubeconfigs, store, images. It has a secret in it."""
 REGISTRY = "registry.lab.internal"
 """Host in the names of all images; it does not exist, every image is imported."""
 BRIDGE, GATEWAY = "lab0", "10.88.0.1"
@@ -55,6 +57,11 @@ class Place:
     def folder(self) -> Path:
         """Of this life of the cluster."""
         return RUN / self.name
+
+    @property
+    def netns(self) -> Path:
+        """File that the network namespace is mounted on."""
+        return self.folder / "netns"
 
     @property
     def pki(self) -> Path:

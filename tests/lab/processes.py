@@ -10,8 +10,16 @@ from pathlib import Path
 STOP_S = 15.0
 
 
+class CommandError(SystemExit):
+    """A command failed; uncaught it ends the program with one line."""
+
+
 def run(*words: str | Path, stdin: str = "", check: bool = True, env: Mapping[str, str] | None = None) -> str:
-    """Run a command to its end; its stdout. A failure shows what it said."""
+    """Run a command to its end; its stdout.
+
+    Raises:
+        CommandError: it failed; has what it said.
+    """
     done = subprocess.run(
         [str(word) for word in words],
         input=stdin or None,
@@ -22,22 +30,29 @@ def run(*words: str | Path, stdin: str = "", check: bool = True, env: Mapping[st
         env={**os.environ, **(env or {})},
     )
     if check and done.returncode:
-        raise SystemExit(f"error: {' '.join(str(w) for w in words)}: exit code {done.returncode}: {done.stderr[-800:]}")
+        raise CommandError(
+            f"error: {' '.join(str(w) for w in words)}: exit code {done.returncode}: {done.stderr[-800:]}"
+        )
     return done.stdout
 
 
 def start(
-    folder: Path, name: str, argv: Sequence[str | Path], *, netns: str = "", env: Mapping[str, str] | None = None
+    folder: Path,
+    name: str,
+    argv: Sequence[str | Path],
+    *,
+    netns: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> None:
     """Start a program in the background, unless it runs. It writes to folder/log/name.log.
 
     Args:
-        netns: network namespace; entered by nsenter, since `ip netns exec` hides /sys/fs/cgroup.
+        netns: file of a network namespace; entered by nsenter, since `ip netns exec` hides /sys/fs/cgroup.
     """
     if is_alive(folder, name):
         return
     (folder / "log").mkdir(parents=True, exist_ok=True)
-    enter = ["nsenter", f"--net=/var/run/netns/{netns}"] if netns else []
+    enter = ["nsenter", f"--net={netns}"] if netns else []
     with open(folder / f"log/{name}.log", "ab") as log:
         process = subprocess.Popen(
             [*enter, *(str(word) for word in argv)],
@@ -53,7 +68,12 @@ def start(
 
 def is_alive(folder: Path, name: str) -> bool:
     """Whether the process of the pid file runs."""
-    return _pid(folder / f"{name}.pid") is not None
+    return pid_of(folder, name) is not None
+
+
+def pid_of(folder: Path, name: str) -> int | None:
+    """Its pid while it runs."""
+    return _pid(folder / f"{name}.pid")
 
 
 def stop(folder: Path, name: str) -> None:

@@ -19,9 +19,9 @@ _HELD = ("constraints.txt", "pyproject.toml", "images", "steps/__main__.py", "st
 
 def archive(name: str) -> Path:
     """The image `name` (data, train or serve) as a docker archive, built when there is none like it."""
-    path = CACHE / "images" / f"{name}-{_version()}.tar"
-    if path.exists():
+    if (path := built(name)) is not None:
         return path
+    path = _path(name)
     _base()
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob(f"{name}-*.tar"):
@@ -38,6 +38,15 @@ def archive(name: str) -> Path:
     run("buildah", "push", f"localhost/tripod-lab/{name}:1", f"docker-archive:{new}:tripod/{name}:1")
     new.rename(path)
     return path
+
+
+def built(name: str) -> Path | None:
+    """The archive, when there is one of what the image is to hold now."""
+    return _path(name) if _path(name).exists() else None
+
+
+def _path(name: str) -> Path:
+    return CACHE / "images" / f"{name}-{_version()}.tar"
 
 
 def _version() -> str:

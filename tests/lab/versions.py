@@ -29,6 +29,7 @@ KUEUE = ("sigs.k8s.io/kueue", "v0.17.0")
 JOBSET = ("sigs.k8s.io/jobset", "v0.11.1")
 TRAINER = ("github.com/kubeflow/trainer/v2", "v2.2.0")
 KWOK = ("sigs.k8s.io/kwok", "v0.8.0")
+VERSITYGW = ("github.com/versity/versitygw", "v1.8.0")
 
 PROGRAMS = (
     *(
@@ -48,7 +49,7 @@ PROGRAMS = (
     Program("trainer-controller-manager", *TRAINER, "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"),
     Program("kwok", *KWOK, "sigs.k8s.io/kwok/cmd/kwok"),
     Program("coredns", "github.com/coredns/coredns", "v1.14.7", "github.com/coredns/coredns"),
-    Program("versitygw", "github.com/versity/versitygw", "v1.8.0", "github.com/versity/versitygw/cmd/versitygw"),
+    Program("versitygw", *VERSITYGW, "github.com/versity/versitygw/cmd/versitygw"),
     Program("workflow-controller", *ARGO, "./cmd/workflow-controller"),
     Program("argoexec", *ARGO, "./cmd/argoexec"),
     Program("argo", *ARGO, "./cmd/argo"),
