@@ -21,6 +21,7 @@ TrainJob pod. What differs from place to place comes by environment, never by Pa
     TRIPOD_STATE          where servers that stay are kept track of                 (default: ~/.local/state/tripod)
     TRIPOD_STORE_RETRY_S  how long an S3 call is tried again, seconds               (default: 60)
     TRIPOD_DEVICE ...     the gang that trains: steps/train/runtime.py
+    TRIPOD_GPU_SERVER ... the GPU cluster, for target kubernetes: steps/lib/trainjob/place.py
     TRIPOD_TREE           the sources to run instead of the installed ones: steps/lib/tree.py  (default: none)
     TRIPOD_VLLM_COMMAND   the server in vLLM's place: steps/lib/vllm.py             (default: vLLM's own)
     TRIPOD_WEBHOOK_URL    who is told how a run ended; a secret                     (default: nobody)

@@ -27,7 +27,7 @@ from steps.lib.errors import UserError
 from steps.lib.store import ConflictError, NotFoundError, Store
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PLACES = ("steps.lib.store", "steps.lib.kube", "steps.lib.trainjob")
+_PLACES = ("steps.lib.store", "steps.lib.kube", "steps.lib.trainjob", "steps.lib.tree")
 """How bytes and work get to other places, not what comes out."""
 
 

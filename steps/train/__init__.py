@@ -1,6 +1,7 @@
-"""A dataset -> a trained checkpoint: torchrun, FSDP2, our checkpoints on the store.
+"""A dataset -> a trained checkpoint: torchrun, FSDP2, our checkpoints on the store; here or on the GPU cluster.
 
 __init__.py    the contract, and run
+cluster.py     target kubernetes: a TrainJob on the GPU cluster whose pods run this step
 preflight.py   what is refused before a process starts
 runtime.py     settings of the place: device, processes, grace
 size.py        memory for each GPU, estimated without torch
@@ -30,7 +31,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from steps.contract import Context, FolderRef, Params as BaseParams, Result as BaseResult, Step
-from steps.lib.errors import RejectedError
+from steps.lib.errors import RejectedError, UserError
 from steps.lib.llama import ModelConfig
 
 
@@ -128,10 +129,15 @@ def run(params: Params, ctx: Context) -> Result:
         PreemptedError: told to stop; a checkpoint is saved.
         TemporaryError: the gang failed in a way that another attempt may survive.
     """
+    if ctx.env.get("TRIPOD_TRAIN_TARGET") == "kubernetes":
+        from steps.train.cluster import launch as launch_on_cluster
+
+        return launch_on_cluster(params, ctx)
     from steps.lib import checkpoint
     from steps.train.preflight import check_sizes, check_vocabulary
     from steps.train.runtime import read_runtime
 
+    _check_key(ctx)
     runtime = read_runtime(ctx.env)
     check_sizes(params.train, runtime.ranks)
     eos_id = check_vocabulary(ctx.store, params)
@@ -149,6 +155,16 @@ def run(params: Params, ctx: Context) -> Result:
         train_loss=_mean(meta.recent_losses, last),
         num_tokens=meta.samples * params.model.sequence_length,
     )
+
+
+def _check_key(ctx: Context) -> None:
+    """In a pod: whether the result goes where the launcher looks for it."""
+    wanted = ctx.env.get("TRIPOD_TRAIN_KEY", "")
+    if wanted and wanted != ctx.key:
+        raise UserError(
+            f"train-key: this pod's is {ctx.key[:16]}, its launcher's {wanted[:16]}: other sources or other library versions; "
+            "run the launcher in the image of the pods (TRIPOD_IMAGE_TRAIN)"
+        )
 
 
 def _mean(losses: tuple[float | None, ...], prefix: str) -> float:

@@ -1,6 +1,6 @@
 """Where training runs: typed settings from the environment, never Params, never in a key.
 
-TRIPOD_TRAIN_TARGET   process                                       (default: process)
+TRIPOD_TRAIN_TARGET   process, or kubernetes: steps/lib/trainjob/place.py   (default: process)
 TRIPOD_DEVICE         cpu or cuda                                   (default: cpu)
 TRIPOD_BACKEND        gloo or nccl                                  (default: nccl on cuda, gloo on cpu)
 TRIPOD_NPROC          processes on this machine                     (default: PET_NPROC_PER_NODE, else 1)
@@ -26,7 +26,7 @@ class Runtime(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    target: Literal["process"] = "process"
+    target: Literal["process", "kubernetes"] = "process"
     """process: the workers are processes of this machine, part of a gang over `nodes` machines."""
     device: Literal["cpu", "cuda"] = "cpu"
     backend: Literal["gloo", "nccl"] = "gloo"

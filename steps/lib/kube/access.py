@@ -9,6 +9,9 @@ from steps.lib.kube.cluster import Cluster
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
+_CONNECTIONS = 64
+"""Kept open at most: the logs of a gang are followed side by side."""
+
 
 def open_cluster(
     name: str,
@@ -37,6 +40,7 @@ def open_cluster(
     from kubernetes.client import Configuration
 
     settings = Configuration()
+    settings.connection_pool_maxsize = _CONNECTIONS
     try:
         if kubeconfig:
             config.load_kube_config(kubeconfig, context or None, settings, persist_config=False)
