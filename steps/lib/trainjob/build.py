@@ -25,6 +25,7 @@ CREDENTIALS = "/var/run/tripod/s3/credentials"
 _PASSED_ON = (
     "TRIPOD_STORE",
     "TRIPOD_STORE_RETRY_S",
+    "TRIPOD_STORE_WAIT_S",
     "TRIPOD_RUN_ID",
     "TRIPOD_CACHE_VERIFY",
     "TRIPOD_DEVICE",
