@@ -39,7 +39,8 @@ def _with_queue(training: Training, seen: Seen, namespace: str, name: str) -> Se
     """What else matters while no pod lives."""
     cluster = training.cluster
     assert seen.train_job
-    local = cluster.get(LOCAL_QUEUE, namespace, seen.train_job["metadata"].get("labels", {}).get(QUEUE, ""))
+    queue = seen.train_job["metadata"].get("labels", {}).get(QUEUE, "")
+    local = cluster.get(LOCAL_QUEUE, namespace, queue) if queue else None
     shared = (
         preflight.readable(lambda: cluster.get(CLUSTER_QUEUE, "", local["spec"]["clusterQueue"])) if local else None
     )

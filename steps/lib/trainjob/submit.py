@@ -69,7 +69,7 @@ def _refuse_if_at_work(training: Training, newest: Attempt, job: Object) -> None
 
 
 def _already_running(job: Object) -> UserError:
-    run = _run_of(job)
+    run = _run_of(job) or "(no run)"
     return UserError(
         f"already running: {run} (TrainJob {_name(job)}); follow it with `python -m pipelines.runs status {run} --follow`"
     )
