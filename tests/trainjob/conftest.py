@@ -13,7 +13,7 @@ from steps.lib.store import Store
 from steps.lib.trainjob.build import train_spec
 from steps.lib.trainjob.place import read_place
 from steps.lib.trainjob.training import Patience, Training
-from tests.trainjob.api import Api, serving
+from tests.kube.api import Api, serving
 from tests.trainjob.controllers import NAMESPACE, install_queue
 
 KEY = "0123456789abcdef" * 4

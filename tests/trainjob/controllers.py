@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from steps.lib.kube.kinds import CLUSTER_QUEUE, JOBSET, LOCAL_QUEUE, POD, TRAINJOB, WORKLOAD
-from tests.trainjob.api import Api, Object
+from tests.kube.api import Api, Object
 from tests.trainjob.shapes import condition, stamp
 
 NAMESPACE = "team-a"

@@ -15,8 +15,8 @@ from steps.lib.kube.kinds import POD, TRAINJOB
 from steps.lib.store import Store
 from steps.lib.trainjob.cancel import ask_cancel
 from steps.train import Params
+from tests.kube.api import Api, Object
 from tests.train.trainings import Command, newest_step, publish_dataset, tiny
-from tests.trainjob.api import Api, Object
 from tests.trainjob.controllers import NAMESPACE, Controllers, env_of, train_jobs
 
 

@@ -17,7 +17,7 @@ from steps.lib.trainjob import attempts, launcher
 from steps.lib.trainjob.build import train_job
 from steps.lib.trainjob.cancel import ask_cancel, cancel_train, is_cancelled, left_over
 from steps.lib.trainjob.submit import take
-from tests.trainjob.api import Api, Object
+from tests.kube.api import Api, Object
 from tests.trainjob.conftest import KEY, RECORD, Make
 from tests.trainjob.controllers import NAMESPACE, Controllers, set_quota, train_jobs
 
