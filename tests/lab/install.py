@@ -41,7 +41,8 @@ def gpu() -> None:
     """JobSet, Trainer and Kueue on the gpu cluster, and GPUs for its real node."""
     for name in ("jobset", "trainer", "kueue"):
         _install(GPU, name, {})
-    kubectl(GPU, "label", "node", GPU.node, "tripod.dev/lab=real", "--overwrite")
+    labels = ("tripod.dev/lab=real", "tripod.dev/block=real", "tripod.dev/rack=real")  # levels of the flavor's topology
+    kubectl(GPU, "label", "node", GPU.node, *labels, "--overwrite")
     gpus = [
         {"op": "add", "path": f"/status/{where}/nvidia.com~1gpu", "value": str(REAL_GPUS)}
         for where in ("capacity", "allocatable")
