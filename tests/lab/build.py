@@ -29,7 +29,7 @@ DEBIAN = (
     "buildah",
 )
 _COMMANDS = ("containerd", "runc", "nft", "ip", "openssl", "debootstrap", "buildah")
-_ENV = {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath"}
+_ENV = {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -buildvcs=false"}
 
 
 def build(names: Sequence[str] = ()) -> None:
@@ -41,7 +41,8 @@ def build(names: Sequence[str] = ()) -> None:
         if not names or program.name in names:
             _program(program)
     if not names:
-        _pause()
+        _own("pause")
+        _own("probe")
         _debian()
         _manifests()
 
@@ -60,9 +61,12 @@ def _program(program: Program) -> None:
     (BIN / f".{program.name}.version").write_text(f"{program.module}@{program.version}\n")
 
 
-def _pause() -> None:
-    if not (BIN / "pause").exists():
-        _go(Path(__file__).parent / "pause", "build", "-ldflags", "-s -w", "-o", str(BIN / "pause"), "main.go")
+def _own(name: str) -> None:
+    """A program whose source is beside this file."""
+    source = Path(__file__).parent / name / "main.go"
+    program = BIN / name
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        _go(source.parent, "build", "-ldflags", "-s -w", "-o", str(program), source.name)
 
 
 def _is_built(name: str, version: str) -> bool:
