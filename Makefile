@@ -64,6 +64,18 @@ lab-status: ## what of them runs
 lab-down: ## end them; nothing is left but the cache
 	python -m tests.lab down
 
+.PHONY: e2e
+e2e: setup ## tests on two clusters: the lab's, or those of $TRIPOD_COMPUTE_KUBECONFIG and $TRIPOD_GPU_KUBECONFIG
+ifneq ($(and $(TRIPOD_COMPUTE_KUBECONFIG),$(TRIPOD_GPU_KUBECONFIG)),)
+	pytest tests/engine/test_conformance.py -k argo
+else
+	python -m tests.lab build
+	python -m tests.lab up
+	pytest -m lab tests/lab
+	. "$$(python -m tests.lab env)" && pytest tests/engine/test_conformance.py -k argo
+	pytest -m lab_down tests/lab
+endif
+
 .PHONY: images
 images: ## build the images data, train and serve with docker or buildah; see images/build.sh
 	bash images/build.sh

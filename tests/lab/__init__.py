@@ -3,6 +3,7 @@
     python -m tests.lab build    programs, manifests and images, into the cache (once)
     python -m tests.lab up       both clusters with all that the site has; again: nothing to do
     python -m tests.lab status   what runs, versions, memory
+    python -m tests.lab env      the file of shell variables for clients
     python -m tests.lab down     nothing is left but the cache
 
     versions.py     what is built, by Go module      places.py     addresses and folders

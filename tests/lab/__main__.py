@@ -1,4 +1,4 @@
-"""`python -m tests.lab build|up|status|down`."""
+"""`python -m tests.lab build|up|status|env|down`."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.lab import build, clients, cluster, fakes, images, install, network, pki, remains, status, storage
-from tests.lab.places import BIN, CLUSTERS, COMPUTE, GPU, RUN, Place
+from tests.lab.places import BIN, CLUSTERS, COMPUTE, ENV_FILE, GPU, RUN, Place
 from tests.lab.processes import stop
 from tests.lab.versions import PROGRAMS
 
@@ -54,6 +54,8 @@ def down() -> None:
     storage.down()
     network.down()
     shutil.rmtree(RUN, ignore_errors=True)
+    if left := [what for place in CLUSTERS for what in remains.left(place)]:
+        sys.exit(f"error: {len(left)} things are left, as {left[0]}; run `make lab-down` again")
 
 
 def _refuse_without_root() -> None:
@@ -63,7 +65,7 @@ def _refuse_without_root() -> None:
 
 def main() -> None:
     """Entry point."""
-    verbs = {"build": build.build, "up": up, "status": status.show, "down": down}
+    verbs = {"build": build.build, "up": up, "status": status.show, "env": lambda: print(ENV_FILE), "down": down}
     if len(sys.argv) != 2 or sys.argv[1] not in verbs:
         sys.exit(f"usage: python -m tests.lab {'|'.join(verbs)}")
     verbs[sys.argv[1]]()

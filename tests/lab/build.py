@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.lab import step_images
 from tests.lab.places import BIN, CACHE, MANIFESTS
 from tests.lab.versions import ARGO, JOBSET, KUBERNETES, KUEUE, KWOK, PROGRAMS, TRAINER, Program
 
@@ -45,6 +46,7 @@ def build(names: Sequence[str] = ()) -> None:
         _own("probe")
         _debian()
         _manifests()
+        _step_images()
 
 
 def _program(program: Program) -> None:
@@ -169,6 +171,13 @@ def _manifests() -> None:
     overlay.write_text("\n".join(line for line in lines if "third-party/jobset" not in line) + "\n")
     _kustomize("trainer", trainer / "overlays/manager", TRAINER)
     marker.write_text(versions)
+
+
+def _step_images() -> None:
+    for name in step_images.NAMES:
+        if step_images.built(name) is None:
+            print(f"building image {name}", flush=True)
+            step_images.archive(name)
 
 
 def _kustomize(name: str, folder: Path, module: tuple[str, str]) -> None:

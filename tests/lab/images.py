@@ -80,7 +80,7 @@ def load(place: Place, archive: Path) -> None:
 
 
 def load_by_digest(place: Place, archive: Path, name: str) -> str:
-    """Import as REGISTRY/name@sha256:...; that name."""
+    """Import as REGISTRY/name@sha256:..., unless it was; that name. Of older ones of the name the newest stays."""
     base = f"{REGISTRY}/{name}"
     marker = place.containerd_root / "imported" / f"{archive.name}.digest"
     stamp = f"{archive.stat().st_mtime_ns} {archive.stat().st_size}"
@@ -91,7 +91,16 @@ def load_by_digest(place: Place, archive: Path, name: str) -> str:
     assert found, said
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text(f"{stamp} {found.group()}")
+    _remove_old(place, base)
     return found.group()
+
+
+def _remove_old(place: Place, base: str) -> None:
+    markers = sorted((place.containerd_root / "imported").glob("*.digest"), key=lambda path: path.stat().st_mtime)
+    of_base = [marker for marker in markers if f" {base}@" in marker.read_text()]
+    for marker in of_base[:-2]:
+        _ctr(place, "images", "remove", marker.read_text().split()[-1])
+        marker.unlink()
 
 
 def _ctr(place: Place, *words: str) -> str:

@@ -63,6 +63,12 @@ def cgroups(place: Place) -> list[Path]:
     return sorted((path for path in found if path.is_dir()), key=lambda path: -len(path.parts))
 
 
+def left(place: Place) -> list[str]:
+    """What is still there of it: processes, mounts, cgroups."""
+    pids = [f"process {pid}" for pid in processes(place)]
+    return [*pids, *(f"mount {path}" for path in mounts(place)), *(f"cgroup {path}" for path in cgroups(place))]
+
+
 def _remove_cgroup(folder: Path) -> bool:
     """Whether it is gone: the kernel may still count what has ended in it."""
     with contextlib.suppress(FileNotFoundError):

@@ -4,17 +4,20 @@ The researcher's sources travel by digest (steps.lib.tree), so an edited step ne
 """
 
 import hashlib
+import json
 import os
 import shutil
+import tomllib
 from pathlib import Path
 
 from tests.lab.places import CACHE, ROOT
 from tests.lab.processes import run
 
+NAMES = ("data", "train", "serve")
 BASE = "localhost/tripod-lab/base:1"
 _MIRROR = "http://deb.debian.org/debian"
-_HELD = ("constraints.txt", "pyproject.toml", "images", "steps/__main__.py", "steps/lib/tree.py")
-"""What decides about an image's libraries and its start."""
+_HELD = ("constraints.txt", "images", "steps/__main__.py", "steps/lib/tree.py")
+"""What decides about an image's libraries and its start, with pyproject.toml's [project]."""
 
 
 def archive(name: str) -> Path:
@@ -50,7 +53,8 @@ def _path(name: str) -> Path:
 
 
 def _version() -> str:
-    digest = hashlib.sha256()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    digest = hashlib.sha256(json.dumps(project, sort_keys=True).encode())
     for name in _HELD:
         place = ROOT / name
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:

@@ -3,6 +3,7 @@
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import boto3
@@ -151,12 +152,13 @@ def test_a_team_has_its_own_bucket_only(lab: None) -> None:
     mine, theirs = _s3("team-a"), _s3("team-b")
     mine.put_object(Bucket="team-a-store", Key="lab/one", Body=b"one")
     assert mine.get_object(Bucket="team-a-store", Key="lab/one")["Body"].read() == b"one"
-    for call in (
+    forbidden: list[Callable[[], object]] = [
         lambda: theirs.get_object(Bucket="team-a-store", Key="lab/one"),
         lambda: theirs.list_objects_v2(Bucket="team-a-store"),
         lambda: theirs.put_object(Bucket="team-a-store", Key="lab/one", Body=b"two"),
         lambda: theirs.delete_object(Bucket="team-a-store", Key="lab/one"),
-    ):
+    ]
+    for call in forbidden:
         with pytest.raises(ClientError) as refused:
             call()
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
