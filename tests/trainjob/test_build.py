@@ -203,6 +203,14 @@ def test_the_failure_policy_is_the_table_of_exit_codes(runtime: dict[str, Any]) 
     assert ends["action"] == "FailJobSet"
 
 
+def test_pods_tolerate_by_themselves_what_their_flavor_tolerates(runtime: dict[str, Any]) -> None:
+    """Kueue 0.17 judges a node's taints by the Workload's own tolerations: without them it evicts what runs."""
+    objects = list(yaml.safe_load_all((ROOT / "config/clusters/gpu/base/topology.yaml").read_text()))
+    (flavor,) = [o for o in objects if o["kind"] == "ResourceFlavor"]
+    pod = runtime["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["tolerations"] == flavor["spec"]["tolerations"]
+
+
 def test_pods_of_the_runtime_are_restricted(runtime: dict[str, Any]) -> None:
     pod = runtime["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
