@@ -34,6 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 .PHONY: demo
 demo: setup ## text to a served model on this machine, for real
 	python -m pipelines.train --model tiny --site local
+	@echo "first, in this shell: . .venv/bin/activate"
 
 .PHONY: check
 check: setup ## format, lint, types, who may import whom

@@ -27,7 +27,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--keep",
         action=argparse.BooleanOptionalAction,
-        help="whether it stays after the smoke test (default: serving.keep)",
+        default=True,
+        help="whether it stays after the smoke test (default: it stays)",
     )
     run.add_argument("--set", action="append", default=[], metavar="path=value", help="override a setting")
     status = verbs.add_parser("status", parents=[common], help="what serves on this machine")
@@ -54,11 +55,10 @@ def _run(args: argparse.Namespace) -> int:
 
     recipe, site = load(args.model, args.site, args.set)
     serving, uri = recipe.value.serving, store_uri(site.value)
-    keep = serving.keep if args.keep is None else args.keep
     fields = {
         "model": find(open_store(uri), dns_name(recipe.name), args.version),
         "name": serving.name or recipe.name,
-        "keep": json.dumps(keep),
+        "keep": json.dumps(args.keep),
         "port": str(serving.port),
         "max_model_len": str(serving.max_model_len),
         "prompt": serving.prompt,
@@ -66,8 +66,12 @@ def _run(args: argparse.Namespace) -> int:
     }
     env = {**os.environ, **site.value.step_env(uri)}
     code = runner.main(["deploy", *(f"--{field}={value}" for field, value in fields.items())], env)
-    if code == 0 and not keep:
-        print("the server does not stay: serving.keep is false; --keep lets it", file=sys.stderr)
+    if code == 0:
+        stays = _serving(site.value).find(fields["name"])
+        words = (
+            f"it stays; `python -m pipelines.deploy stop {fields['name']}` ends it" if stays else "the server has ended"
+        )
+        print(words, file=sys.stderr)
     return code
 
 
@@ -81,7 +85,7 @@ def _status(args: argparse.Namespace) -> int:
         print(json.dumps(shown, indent=1))
         return 0
     if not rows:
-        print("nothing serves on this machine; python -m pipelines.deploy run --model NAME --keep starts a server")
+        print("nothing serves on this machine; python -m pipelines.deploy run --model NAME starts a server")
     for endpoint, ok in rows:
         print("\n".join(_about(endpoint, healthy=ok)))
     return 0

@@ -80,7 +80,10 @@ def create(name: str, root: Path) -> int:
     for path, text in files.items():
         path.write_text(text.replace("NAME", name))
         print(path.relative_to(root))
-    print(f"next: python -m steps {name} --help; pytest tests/steps -k {name}")
+    print(
+        f"next: python -m steps {name} --help; pytest tests/steps -k {name}; "
+        "then a line for it in README's tree, which a test holds to the files"
+    )
     return 0
 
 

@@ -18,7 +18,8 @@ from pipelines.engine.events import Phase
 from pipelines.execute import execute
 from pipelines.run_state import NodeState, RunState
 from pipelines.runs_store import Run, load_document, load_run, load_runs, log_tail
-from pipelines.telling import detail, node_seconds, summary, took
+from pipelines.summary import summary as model_summary
+from pipelines.telling import detail, node_seconds, state_word, summary, took
 from pipelines.view import choose_view, printable
 from steps.lib.errors import Exit, TripodError, UserError
 from steps.lib.log_parts import LogReader, log_prefix
@@ -68,7 +69,7 @@ def show_status(store: Store, run_id: str, *, follow: bool, as_json: bool) -> in
         print(json.dumps(_as_json(run) | {"nodes": nodes}, ensure_ascii=False, indent=1))
         return Exit.DONE
     now = time.time()
-    print(f"{run_id}  {run.state.phase}  {took((run.state.finished or now) - run.state.started)}")
+    print(f"{run_id}  {state_word(run.state)}  {took((run.state.finished or now) - run.state.started)}")
     name_chars = max(len(name) for name in run.state.nodes)
     for node in run.state.shown():
         seconds = node_seconds(node, now)
@@ -145,6 +146,9 @@ def resume(store: Store, run_id: str, *, grace_s: float, as_json: bool, verbose:
         UserError: it is running.
     """
     run = load_run(store, run_id)
+    if run.state.phase == "Succeeded":
+        _say([f"run {run_id} has succeeded, nothing is left to do; next: python -m pipelines.runs status {run_id}"])
+        return Exit.DONE
     if run.on_argo:
         followed = runs_argo.resume(store, run, choose_view(json_lines=as_json, verbose=verbose))
         return followed.exit_code if followed else say_detached(run_id)
@@ -156,7 +160,13 @@ def resume(store: Store, run_id: str, *, grace_s: float, as_json: bool, verbose:
         grace_s=grace_s,
     )
     if outcome.exit_code == Exit.DONE and not as_json:
-        _say(summary(load_run(store, run_id).state, lambda node: []))
+        state = load_run(store, run_id).state
+        served_as = (run.info.settings.get("serving") or {}).get("name") or run.info.recipe
+        lines = summary(state, lambda node: [])
+        if "register" in outcome.nodes:
+            wall_s = (state.finished or time.time()) - state.started
+            lines = model_summary(run_id, run.info.recipe, served_as, outcome.nodes, wall_s)
+        _say(lines)
     return outcome.exit_code
 
 
@@ -265,7 +275,7 @@ def _list_row(run: Run) -> tuple[str, str, str, str, str]:
     what = ", ".join(running) if state.phase == "Running" else printable(state.message)
     if state.phase == "Lost":
         what = f"interrupted; python -m pipelines.runs resume {run.info.run_id}"
-    return run.info.run_id, state.phase, started, taken, what if len(what) <= 100 else f"{what[:99]}…"
+    return run.info.run_id, state_word(state), started, taken, what if len(what) <= 100 else f"{what[:99]}…"
 
 
 def _as_json(run: Run) -> dict[str, object]:

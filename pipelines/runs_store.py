@@ -58,7 +58,8 @@ def load_run(store: Store, run_id: str) -> Run:
     alive = holder is not None and holder.alive(time.time())
     if state.phase == "Running" and not alive and info.settings.get("engine") != "argo":
         state.phase, state.message = "Lost", "interrupted: the process that ran it is gone"
-        state.finished = holder.beat if holder else None
+        seen = [t for node in state.nodes.values() for t in (node.started, node.finished) if t]
+        state.finished = holder.beat if holder else max(seen, default=state.started)
         for node in state.nodes.values():
             if node.phase == Phase.RUNNING:
                 node.phase, node.message, node.finished = Phase.ERROR, "interrupted", state.finished

@@ -30,6 +30,11 @@ def took(seconds: float) -> str:
     return f"{whole}s"
 
 
+def state_word(state: RunState) -> str:
+    """The state of a run in one word; Argo has none for what a person has ended."""
+    return "Cancelled" if state.exit_code == Exit.CANCELLED else state.phase
+
+
 def meaning(code: int | None) -> str:
     """What an exit code says, with the code: `exit 3: a gate or the data said no`."""
     if code is None:

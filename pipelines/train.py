@@ -80,7 +80,12 @@ def _train(args: argparse.Namespace) -> int:
         print("\n".join(plan.lines()), file=sys.stderr)
     text = pipe.workflow.to_yaml()
     if store is None or args.dry_run:
-        sys.stdout.write(text)
+        if sys.stdout.isatty():
+            print(
+                f"the workflow is {text.count(chr(10))} lines of YAML; add `> workflow.yaml` to see it", file=sys.stderr
+            )
+        else:
+            sys.stdout.write(text)
         return Exit.DONE
     if packed:
         put_blob(store, packed)

@@ -86,7 +86,7 @@ def run(params: Params, ctx: Context) -> Result:
     clean = params.clean
     rules = Rules(params.format, params.text_field, clean.min_chars, clean.max_chars)
     counts, runs = gather(source, files, rules, ctx.scratch, workers=ctx.workers)
-    _check_rejects(counts, clean.max_reject_rate)
+    _check_rejects(counts, clean.max_reject_rate, params.text_field)
     merged = merge(runs, counts, params.holdout_fraction, ctx.scratch, workers=ctx.workers)
     num_documents = sum(file.num_documents for file in merged)
     num_duplicates = counts.num_records - counts.rejects.total - num_documents
@@ -119,20 +119,23 @@ def _files(params: Params, ctx: Context) -> "tuple[Source, list[SourceFile]]":
     files = matching(there, params.include)
     if not files:
         raise UserError(
-            f"source {params.source}: none of its {len(there)} files matches include {list(params.include)}"
+            f"source {params.source}: none of its {len(there)} files matches include {list(params.include)}; "
+            f"the first is {there[0].name}: set data.include, as in --set 'data.include=[\"*.txt*\"]'"
             if there
             else f"source {params.source}: holds no files"
         )
     return source, files
 
 
-def _check_rejects(counts: "Counts", max_reject_rate: float) -> None:
+def _check_rejects(counts: "Counts", max_reject_rate: float, text_field: str) -> None:
     rejected, records = counts.rejects.total, counts.num_records
+    missing = "missing_field" in counts.rejects.examples
+    hint = f"; the text is looked for in field {text_field!r}: data.text_field names another" if missing else ""
     if rejected == records:
-        raise RejectedError(f"0 of {records} left: {counts.rejects.top() or 'every file is empty'}")
+        raise RejectedError(f"0 of {records} left: {counts.rejects.top() or 'every file is empty'}{hint}")
     if rejected > max_reject_rate * records:
         top = [f"{e.file}:{e.row} {e.preview!r}" for shown in counts.rejects.examples.values() for e in shown[:1]]
         raise RejectedError(
             f"{rejected} of {records} records rejected, more than max_reject_rate={max_reject_rate}: "
-            f"{counts.rejects.top()}; first {', '.join(top[:3])}"
+            f"{counts.rejects.top()}; first {', '.join(top[:3])}{hint}"
         )

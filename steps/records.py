@@ -12,6 +12,7 @@ there with its size (`verify=full` also reads and hashes the bytes).
 
 import ast
 import json
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +30,10 @@ from steps.lib.store import ConflictError, NotFoundError, Store
 _ROOT = Path(__file__).resolve().parent.parent
 _PLACES = ("steps.lib.store", "steps.lib.kube", "steps.lib.trainjob", "steps.lib.tree")
 """How bytes and work get to other places, not what comes out."""
+
+
+_MOST_COMPARED = 20
+"""Records looked at for the reason of a miss, the newest first."""
 
 
 class LibraryError(UserError):
@@ -162,23 +167,27 @@ def imports(node: ast.AST) -> Iterable[str]:
 
 
 def _why_missing(store: Store, parts: KeyParts) -> str:
-    """Compare with the newest record of the same step: the reader wants to know what changed."""
-    heads = list(store.list(f"records/{parts.step}"))
+    """Compare with the record of the same step that is most like it: the reader wants to know what changed."""
+    heads = sorted(store.list(f"records/{parts.step}"), key=lambda head: head.modified, reverse=True)
     if not heads:
         return "never run before"
-    newest = max(heads, key=lambda head: head.modified)
-    try:
-        old = Record.model_validate_json(store.get(newest.key)).parts
-    except (ValidationError, NotFoundError):
-        return "no record"
-    changes = []
-    if old.source != parts.source:
-        changes.append("source")
+    compared = []
+    for head in heads[:_MOST_COMPARED]:
+        try:
+            compared.append(_changes(Record.model_validate_json(store.get(head.key)).parts, parts))
+        except (ValidationError, NotFoundError):
+            continue
+    changes = min(compared, key=len, default=[])
+    return "changed: " + ", ".join(changes) if changes else "no record"
+
+
+def _changes(old: KeyParts, parts: KeyParts) -> list[str]:
+    changes = ["code"] if old.source != parts.source else []
     changes += _changed("", old.libraries, parts.libraries)
     changes += _changed("", old.params, parts.params)
     if old.fingerprint != parts.fingerprint:
         changes.append("input files")
-    return "changed: " + ", ".join(changes) if changes else "no record"
+    return changes
 
 
 def _changed(prefix: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -212,7 +221,14 @@ def _version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError as e:
-        raise LibraryError(f"library {distribution}: not installed here; run `make setup`") from e
+        raise LibraryError(f"library {distribution}: not installed here; {how_to_install()}") from e
+
+
+def how_to_install() -> str:
+    """What to do where a library is missing."""
+    activate = Path(".venv/bin/activate")
+    other = Path(sys.prefix).resolve() != Path(".venv").resolve()
+    return f"`. {activate}` first" if activate.exists() and other else "run `make setup`"
 
 
 def now_record(parts: KeyParts, result: Result, run_id: str, started: float) -> Record:

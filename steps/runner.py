@@ -54,7 +54,7 @@ def guard(call: Callable[[], int]) -> int:
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] in ("steps", "pipelines"):
             return _bug()
-        return _fail(f"library {e.name}: not installed here; run `make setup`", Exit.USER)
+        return _fail(f"library {e.name}: not installed here; {records.how_to_install()}", Exit.USER)
     except BrokenPipeError:
         if not _reader_is_gone():  # another pipe: a worker's, a server's
             return _bug()

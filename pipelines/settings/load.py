@@ -160,7 +160,8 @@ def _has(tree: Any, path: list[str]) -> bool:
 
 
 def _explain(path: Path, settings_type: type[BaseModel], error: ValidationError, overrides: Mapping[str, Any]) -> str:
-    problem = error.errors()[0]
+    # an unknown key is told first: it may be the missing one, misspelt
+    problem = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     parts = [str(part) for part in problem["loc"]]
     dotted = ".".join(parts)
     where = "--set" if any(dotted == o or dotted.startswith(o + ".") for o in overrides) else str(path)

@@ -101,7 +101,7 @@ class ArgoEngine:
         ours["metadata"]["name"] = f"conformance-{secrets.token_hex(4)}"
         spec = ours["spec"]
         spec["serviceAccountName"] = self._site.argo.service_account
-        spec["securityContext"] = pods.security().dict(by_alias=True, exclude_none=True)
+        spec["securityContext"] = pods.security().model_dump(mode="json", by_alias=True, exclude_none=True)
         spec["volumes"] = [{"name": "tmp", "emptyDir": {}}]
         for template in spec["templates"]:
             if container := template.get("container"):

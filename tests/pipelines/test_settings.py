@@ -1,5 +1,7 @@
 """Settings: found, merged, checked; every mistake is one line that helps."""
 
+from pathlib import Path
+
 import pytest
 
 from pipelines.settings.load import load, load_site, names, store_uri
@@ -116,3 +118,12 @@ def test_store_by_file_then_environment_then_data_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("TRIPOD_STORE")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert store_uri(site) == f"file://{tmp_path}/tripod"
+
+
+def test_a_misspelt_key_is_told_before_the_one_that_it_leaves_missing(tmp_path):
+    text = Path("config/models/tiny.toml").read_text()
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(text.replace("num_layers", "num_layer"))
+    assert "model.num_layer: unknown key (did you mean 'num_layers'?)" in problem(str(wrong))
+    wrong.write_text(text.replace("[evaluate.gate]", "[evaluate.gates]"))
+    assert "evaluate.gates: unknown key (did you mean 'gate'?)" in problem(str(wrong))

@@ -156,12 +156,12 @@ def test_never_run_then_a_hit(store: Store, made: Made) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"source": "t"}, "changed: source"),
+        ({"source": "t"}, "changed: code"),
         ({"libraries": {"l": "1.1"}}, "changed: l 1.0 -> 1.1"),
         ({"params": {"n": 2, "deep": {"a": "x"}}}, "changed: n 1 -> 2"),
         ({"params": {"n": 1, "deep": {"a": "y"}}}, "changed: deep.a x -> y"),
         ({"fingerprint": "g"}, "changed: input files"),
-        ({"source": "t", "params": {"n": 2, "deep": {"a": "x"}}}, "changed: source, n 1 -> 2"),
+        ({"source": "t", "params": {"n": 2, "deep": {"a": "x"}}}, "changed: code, n 1 -> 2"),
     ],
 )
 def test_a_miss_says_what_changed(store: Store, made: Made, changes: dict[str, object], why: str) -> None:
@@ -212,3 +212,10 @@ def test_a_real_step_has_a_stable_key() -> None:
     once = records.key_parts(step, step.EXAMPLE)
     assert once == records.key_parts(step, step.EXAMPLE)
     assert len(once.key) == 64
+
+
+def test_a_miss_is_compared_with_the_record_that_is_most_like_it(store: Store, made: Made) -> None:
+    """Two recipes share a store: what differs is told against one's own."""
+    for known in (parts(), parts(params={"n": 9, "deep": {"a": "z"}}, fingerprint="g")):
+        records.save(store, record(made, known), Made)
+    assert records.find(store, parts(params={"n": 2, "deep": {"a": "x"}}), Made) == (None, "changed: n 1 -> 2")
