@@ -80,7 +80,7 @@ def load(place: Place, archive: Path) -> None:
 
 
 def load_by_digest(place: Place, archive: Path, name: str) -> str:
-    """Import as REGISTRY/name@sha256:..., unless it was; that name. Of older ones of the name the newest stays."""
+    """Import as REGISTRY/name@sha256:..., unless it was; that name. The name's older ones go."""
     base = f"{REGISTRY}/{name}"
     marker = place.containerd_root / "imported" / f"{archive.name}.digest"
     stamp = f"{archive.stat().st_mtime_ns} {archive.stat().st_size}"
@@ -91,14 +91,23 @@ def load_by_digest(place: Place, archive: Path, name: str) -> str:
     assert found, said
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text(f"{stamp} {found.group()}")
+    _drop_layers(place, found.group().partition("@")[2])
     _remove_old(place, base)
     return found.group()
+
+
+def _drop_layers(place: Place, digest: str) -> None:
+    """Containers run from the unpacked layers; the packed ones, gigabytes each, are left to garbage collection."""
+    (row,) = (line for line in _ctr(place, "content", "list").splitlines() if line.startswith(digest))
+    labels = re.findall(r"containerd\.io/gc\.ref\.content\.l\.\d+", row)
+    _ctr(place, "content", "label", digest, *(f"{label}=" for label in labels))
+    _ctr(place, "content", "prune", "references")
 
 
 def _remove_old(place: Place, base: str) -> None:
     markers = sorted((place.containerd_root / "imported").glob("*.digest"), key=lambda path: path.stat().st_mtime)
     of_base = [marker for marker in markers if f" {base}@" in marker.read_text()]
-    for marker in of_base[:-2]:
+    for marker in of_base[:-1]:
         _ctr(place, "images", "remove", marker.read_text().split()[-1])
         marker.unlink()
 

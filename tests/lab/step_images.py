@@ -15,30 +15,33 @@ from tests.lab.processes import run
 
 NAMES = ("data", "train", "serve")
 BASE = "localhost/tripod-lab/base:1"
+_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _MIRROR = "http://deb.debian.org/debian"
 _HELD = ("constraints.txt", "images", "steps/__main__.py", "steps/lib/tree.py")
 """What decides about an image's libraries and its start, with pyproject.toml's [project]."""
 
 
 def archive(name: str) -> Path:
-    """The image `name` (data, train or serve) as a docker archive, built when there is none like it."""
+    """The image `name` as a docker archive, built when there is none like it."""
     if (path := built(name)) is not None:
         return path
     path = _path(name)
-    _base()
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f"{name}-*.tar"):
+    for old in path.parent.glob(f"{name}-*"):
         old.unlink()
+    _base()
     settings = CACHE / "images/build.env"
-    settings.write_text(
-        "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt\nPIP_CERT=/etc/ssl/certs/ca-certificates.crt\n"
-    )
+    settings.write_text(f"SSL_CERT_FILE={_CERTIFICATES}\nPIP_CERT={_CERTIFICATES}\n")
     wheels = os.environ.get("PIP_FIND_LINKS", "")
+    if not list(Path(wheels or "/nowhere").glob("torch-*.whl")):
+        print("PIP_FIND_LINKS is no folder with torch's CPU build: images of 6 GB with its CUDA build", flush=True)
     env = {"BASE": BASE, "REGISTRY": "localhost/tripod-lab", "TAG": "1", "BUILD_ENV": str(settings), "WHEELS": wheels}
-    run("bash", ROOT / "images/build.sh", name, env={**env, "BUILD_CERTS": "/etc/ssl/certs"})
+    run("bash", ROOT / "images/build.sh", name, env={**_storage(), **env, "BUILD_CERTS": "/etc/ssl/certs"})
     new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    run("buildah", "push", f"localhost/tripod-lab/{name}:1", f"docker-archive:{new}:tripod/{name}:1")
+    _buildah("push", "-q", f"localhost/tripod-lab/{name}:1", f"docker-archive:{new}:tripod/{name}:1")
+    _buildah("rmi", f"localhost/tripod-lab/{name}:1")  # only the archive is used again
+    _buildah("rmi", "--prune")
+    run("umount", CACHE / "buildah/overlay", check=False)  # buildah leaves it mounted
     new.rename(path)
     return path
 
@@ -65,14 +68,31 @@ def _version() -> str:
 
 def _base() -> None:
     """A Debian root with python3, as an image."""
-    if BASE in run("buildah", "images", "--format", "{{.Name}}:{{.Tag}}"):
+    if BASE in _buildah("images", "--format", "{{.Name}}:{{.Tag}}"):
         return
     root = CACHE / "root"
-    if not (root / "usr/bin/python3").exists():
+    whole = root.with_name("root.whole")
+    if not whole.exists():
         shutil.rmtree(root, ignore_errors=True)
         packages = "python3,python3-venv,ca-certificates,procps"
         run("debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root, _MIRROR)
-    container = run("buildah", "from", "scratch").strip()
-    run("buildah", "add", "-q", container, root, "/")
-    run("buildah", "commit", "-q", container, BASE)
-    run("buildah", "rm", container)
+        for folder in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+            shutil.rmtree(root / folder, ignore_errors=True)
+        whole.touch()
+    container = _buildah("from", "scratch").strip()
+    _buildah("add", "-q", container, str(root), "/")
+    _buildah("commit", "-q", container, BASE)
+    _buildah("rm", container)
+
+
+def _buildah(*words: str) -> str:
+    return run("buildah", *words, env=_storage())
+
+
+def _storage() -> dict[str, str]:
+    """buildah's storage for the lab alone: what is pruned there is nobody else's."""
+    file = CACHE / "images/storage.conf"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    folder = CACHE / "buildah"
+    file.write_text(f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}"\nrunroot = "{folder}-run"\n')
+    return {"CONTAINERS_STORAGE_CONF": str(file)}
