@@ -93,11 +93,14 @@ def runtime(image: str) -> Object:
         "command": ["/bin/probe", "env", "PET_"],
         "securityContext": _SECURE,
     }
+    # with the flavor's toleration alone Kueue evicts a running pod: it judges the node's taints by the pod's own
+    stays = {"key": "tripod.dev/side", "value": "training", "effect": "NoSchedule"}
+    pod = {"securityContext": USER, "tolerations": [stays], "containers": [container]}
     job = {
         "name": "node",
         "template": {
             "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-            "spec": {"backoffLimit": 0, "template": {"spec": {"securityContext": USER, "containers": [container]}}},
+            "spec": {"backoffLimit": 0, "template": {"spec": pod}},
         },
     }
     return {
