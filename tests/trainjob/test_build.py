@@ -91,6 +91,20 @@ def test_the_whole_train_job() -> None:
     }
 
 
+def test_nothing_is_empty() -> None:
+    """Kueue writes a TrainJob back without empty fields, and is refused: `spec.trainer` is immutable. Seen on the lab."""
+    bare = spec(TRIPOD_GPU_PRIORITY="").model_copy(update={"args": ()})
+
+    def check(value: Any, path: str) -> None:
+        assert value not in ("", [], {}, None), path
+        for name, part in (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        ):
+            check(part, f"{path}.{name}")
+
+    check(train_job(bare, nodes=1, attempt=1), "")
+
+
 def test_no_secret_and_no_file_of_the_launcher_goes_along() -> None:
     text = str(train_job(spec(), nodes=1, attempt=1))
     assert "secret" not in text

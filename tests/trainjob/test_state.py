@@ -47,6 +47,14 @@ def test_admitted_without_pods_yet() -> None:
     assert state(workload=workload(RESERVED, ADMITTED)).phase is Phase.ADMITTED
 
 
+def test_admitted_and_never_started() -> None:
+    old = condition("Admitted", True, "Admitted", "The workload is admitted", age_s=300)
+    got = state(workload=workload(RESERVED, old))
+    assert got.phase is Phase.STUCK
+    assert got.why.startswith("was admitted 300 s ago, but no pod was made")
+    assert got.holds_gpus
+
+
 # ---- the queue (K01) -----------------------------------------------------------------------------
 
 

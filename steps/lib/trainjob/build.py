@@ -106,7 +106,10 @@ def job_name(key: str, attempt: int) -> str:
 
 
 def train_job(spec: TrainSpec, *, nodes: int, attempt: int) -> Object:
-    """The TrainJob of one attempt on so many whole nodes. Numbers of nodes and processes are explicit, never `auto`."""
+    """The TrainJob of one attempt on so many whole nodes. Numbers of nodes and processes are explicit, never `auto`.
+
+    Nothing in it is empty: Kueue writes the object back without empty fields, and `spec.trainer` may not change.
+    """
     labels = {
         QUEUE: spec.queue,
         KEY: spec.key[:KEY_CHARS],
@@ -136,7 +139,7 @@ def train_job(spec: TrainSpec, *, nodes: int, attempt: int) -> Object:
             "trainer": {
                 "image": spec.image,
                 "command": ["python", "-m", "steps", "train"],
-                "args": [_literal(arg) for arg in spec.args],
+                **({"args": [_literal(arg) for arg in spec.args]} if spec.args else {}),
                 "env": [{"name": name, "value": _literal(value)} for name, value in sorted(env.items())],
                 "numNodes": nodes,
                 "numProcPerNode": spec.nproc,

@@ -32,6 +32,8 @@ from steps.lib.trainjob.objects import (
 
 MAX_EVICTIONS = 5
 """So many without a new checkpoint between them are no progress."""
+_START_S = 180.0
+"""From admission to the first pod, or to pods again after a restart."""
 _HELD_S = 600.0
 """An evicted Workload that still holds its quota after this long never gives it back."""
 
@@ -213,7 +215,7 @@ def _queue(seen: Seen) -> State:
         admitted = is_true(work, "Admitted")
         if admitted is None:
             return State(phase=Phase.QUEUED, why=f"quota is reserved, admission checks are open: {reserved['message']}")
-        return State(phase=Phase.ADMITTED, why="pods are being made")
+        return _admitted(seen, admitted)
     return _waiting(seen, work)
 
 
@@ -251,6 +253,17 @@ def _held(seen: Seen, evicted: dict[str, Any]) -> State:
         phase=Phase.STUCK,
         why=f"was evicted {age / 60:.0f} min ago ({evicted['reason']}) and has no pods, but still holds its quota; "
         f"`kubectl -n {namespace} delete workload {name}` frees it, Kueue makes a new one",
+        holds_gpus=True,
+    )
+
+
+def _admitted(seen: Seen, admitted: dict[str, Any]) -> State:
+    age = seen.now - seconds(admitted.get("lastTransitionTime"))
+    if age < _START_S:
+        return State(phase=Phase.ADMITTED, why="pods are being made")
+    return State(
+        phase=Phase.STUCK,
+        why=f"was admitted {age:.0f} s ago, but no pod was made; the events of the TrainJob, and Kueue's log, say why",
         holds_gpus=True,
     )
 
