@@ -52,6 +52,27 @@ def test_an_object_is_made_read_changed_and_removed(api, cluster):
     assert cluster.get(WORKFLOW, "team-a", "w") is None
 
 
+def test_the_token_of_a_kubeconfig_is_sent(api, cluster):
+    cluster.version()
+    assert api.seen_tokens == ["Bearer x"]
+
+
+def test_a_pods_own_account_is_sent(api, kubeconfig, tmp_path, monkeypatch):
+    from kubernetes.config import incluster_config
+
+    server = json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"].removeprefix("http://")
+    for name, content in (("token", "mine"), ("ca.crt", "-")):
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", server.partition(":")[0])
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.partition(":")[2])
+    inside = open_cluster("compute")
+    inside._settings.host = inside._settings.host.replace("https://", "http://")
+    inside.version()
+    assert api.seen_tokens == ["bearer mine"]
+
+
 def test_what_is_not_there(cluster):
     assert cluster.get(WORKFLOW, "team-a", "w") is None
     assert cluster.patch(WORKFLOW, "team-a", "w", {}) is None

@@ -57,6 +57,6 @@ def open_cluster(
 
 def _read_token(settings: "Configuration", name: str, token_file: str) -> None:
     try:
-        settings.api_key["authorization"] = f"Bearer {Path(token_file).read_text().strip()}"
+        settings.api_key["BearerToken"] = f"Bearer {Path(token_file).read_text().strip()}"
     except OSError as e:
         raise UserError(f"{name} cluster: token file {token_file or '(none is set)'}: {e.strerror}") from e

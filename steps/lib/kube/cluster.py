@@ -247,7 +247,7 @@ class Cluster:
 
     def _headers(self, media: str) -> dict[str, str]:
         headers = {"Accept": "application/json"}
-        if token := self._settings.get_api_key_with_prefix("authorization"):
+        if token := self._settings.get_api_key_with_prefix("BearerToken"):
             headers["Authorization"] = token
         if media:
             headers["Content-Type"] = media
