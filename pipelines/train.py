@@ -55,6 +55,7 @@ def _train(args: argparse.Namespace) -> int:
     from pipelines.names import check_run_id, new_run_id
     from pipelines.plan import check_machine, make_plan
     from pipelines.settings.load import load, store_uri
+    from pipelines.view import tell
     from steps.lib import tree
     from steps.lib.digest import sha256_hex
     from steps.lib.errors import Exit, UserError
@@ -77,7 +78,7 @@ def _train(args: argparse.Namespace) -> int:
     store = open_store(uri) if contacted else None
     plan = make_plan(pipe, model.value, run_id, store, uri)
     if not args.json or args.dry_run:
-        print("\n".join(plan.lines()), file=sys.stderr)
+        tell("\n".join(plan.lines()), sys.stderr)
     text = pipe.workflow.to_yaml()
     if store is None or args.dry_run:
         if sys.stdout.isatty():
@@ -100,7 +101,7 @@ def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]"
     from pipelines.execute import execute, execute_on_argo, source_revision
     from pipelines.settings.load import store_uri
     from pipelines.summary import summary
-    from pipelines.view import choose_view
+    from pipelines.view import choose_view, tell
     from steps.lib.errors import Exit
     from steps.lib.store import open_store
 
@@ -137,7 +138,7 @@ def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]"
         outcome = followed
     if outcome.exit_code == Exit.DONE and not args.json:
         name = model.value.serving.name or model.name
-        print("\n".join(summary(run_id, args.model, name, outcome.nodes, time.time() - started)))
+        tell("\n".join(summary(run_id, args.model, name, outcome.nodes, time.time() - started)), sys.stdout)
     return outcome.exit_code
 
 

@@ -6,6 +6,7 @@ JsonView   one JSON object a line on stdout, for programs
 """
 
 import json
+import os
 import re
 import sys
 import time
@@ -99,7 +100,7 @@ class PlainView(View):
     def ended(self, state: RunState, lines: Sequence[str]) -> None:
         """See View.ended."""
         for line in lines:
-            print(line, file=self._stream, flush=True)
+            tell(line, self._stream)
 
     def _happened(self, state: RunState, node: NodeState, now: float) -> str:
         if node.phase == Phase.RUNNING:
@@ -116,7 +117,7 @@ class PlainView(View):
             self._say(f"{node.name} {detail(state, node, now, _LINE_CHARS)}")
 
     def _say(self, text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {text}", file=self._stream, flush=True)
+        tell(f"{time.strftime('%H:%M:%S')} {text}", self._stream)
 
 
 class JsonView(View):
@@ -151,7 +152,15 @@ class JsonView(View):
         self._say({"event": "RunFinished", "time": state.finished, **state.model_dump(mode="json", include=kept)})
 
     def _say(self, value: dict[str, object]) -> None:
-        print(json.dumps(value, ensure_ascii=False), file=self._stream, flush=True)
+        tell(json.dumps(value, ensure_ascii=False), self._stream)
+
+
+def tell(text: str, stream: TextIO) -> None:
+    """Print a line. A reader that is gone (`| head`) ends the telling, not the run."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def choose_view(*, json_lines: bool = False, verbose: bool = False) -> View:

@@ -285,9 +285,9 @@ class _Note:
 
         try:
             note: dict[str, Any] = json.loads(self._store.get(self._key))
-        except NotFoundError:
+            return {"passed": str(note["passed"]), "completion": str(note["completion"])}
+        except (NotFoundError, ValueError, KeyError, TypeError):  # none, or damaged: the test is done again
             return None
-        return note
 
     def write(self, completion: str) -> None:
         passed = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())

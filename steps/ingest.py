@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CleanRules(BaseModel):
     """Which documents are kept. Lengths in characters after cleaning."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     min_chars: int = Field(1, ge=1)
     """Shorter documents are rejected as too_short."""

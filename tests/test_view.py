@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import time
 from threading import Lock
 
@@ -13,7 +14,7 @@ from pipelines.engine.workflow import parse_workflow
 from pipelines.live import LiveView
 from pipelines.run_state import RunState, new_state
 from pipelines.telling import bar, meaning, progress_line, summary, took
-from pipelines.view import JsonView, PlainView, printable
+from pipelines.view import JsonView, PlainView, printable, tell
 from tests.engine.workflows import out, task, workflow
 
 PROGRESS = {
@@ -217,3 +218,12 @@ def test_progress_with_odd_values():
 
 def test_control_sequences_are_taken_out():
     assert printable("a\x1b[2Jb\x1b[31mc\x00\x9b\td") == "abc\td"
+
+
+def test_a_reader_that_is_gone_ends_the_telling_and_not_the_run():
+    """`... | head -1`: what comes after goes nowhere."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream:
+        tell("first", stream)
+        tell("second", stream)

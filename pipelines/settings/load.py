@@ -23,6 +23,7 @@ from steps.lib.errors import UserError
 
 _HERE = Path(__file__).resolve().parent
 T = TypeVar("T", Recipe, Site)
+_MAX_NAME_BYTES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,11 @@ def store_uri(site: Site) -> str:
         return site.store.uri
     if given := os.environ.get("TRIPOD_STORE"):
         return given
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    data = Path(os.path.expanduser(os.environ.get("XDG_DATA_HOME") or "~/.local/share"))
+    if str(data).startswith("~"):
+        raise UserError(
+            "HOME: not set, and this user has no home; set TRIPOD_STORE, and TRIPOD_STATE for servers that stay"
+        )
     return f"file://{data.absolute()}/tripod"
 
 
@@ -111,6 +116,8 @@ def _load(kind: str, name: str, settings_type: type[T], overrides: dict[str, Any
 
 
 def _find(kind: str, name: str) -> Path:
+    if len(os.fsencode(Path(name).name)) > _MAX_NAME_BYTES or "\0" in name:
+        raise UserError(f"{kind}: {name[:40]!r}...: no file can have such a name; names are {', '.join(names(kind))}")
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
@@ -130,6 +137,8 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise UserError(f"{path}: not TOML: {e}") from e
+    except RecursionError as e:
+        raise UserError(f"{path}: nested too deeply") from e
 
 
 def _parse_set(word: str) -> tuple[str, Any]:
@@ -137,9 +146,21 @@ def _parse_set(word: str) -> tuple[str, Any]:
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", path):
         raise UserError(f"--set: got {word!r}, allowed is path=value, as in --set train.steps=200")
     try:
-        return path, json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        return path, text
+        value = text
+    except RecursionError as e:
+        raise UserError(f"--set {path}: nested too deeply") from e
+    _check_text(f"--set {path}", value)
+    return path, value
+
+
+def _check_text(where: str, value: Any) -> None:
+    """Half a surrogate pair and bytes that are no UTF-8 cannot be written anywhere."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        raise UserError(f"{where}: holds what is no text in UTF-8: {e.object[e.start : e.end]!r}") from e
 
 
 def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 Its sections are the steps' own types, so a value is described and checked in one place.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -58,7 +58,7 @@ class Serving(Settings):
 class Scale(Settings):
     """[scale]: not part of the training's identity: a run goes on at another size."""
 
-    nodes: tuple[int, ...] = (1,)
+    nodes: tuple[Annotated[int, Field(ge=1)], ...] = Field((1,), min_length=1)
     """Node counts that this recipe may run at."""
 
 
@@ -84,6 +84,8 @@ class Recipe(Settings):
         _at_most(
             "train.min_learning_rate", self.train.min_learning_rate, "train.learning_rate", self.train.learning_rate
         )
+        if not self.data.holdout_fraction:
+            raise ValueError("data.holdout_fraction is 0, allowed is more: the model is judged on held-out documents")
         if self.train.global_batch % self.train.micro_batch:
             raise ValueError(
                 f"train.global_batch {self.train.global_batch} must be a multiple of train.micro_batch {self.train.micro_batch}"

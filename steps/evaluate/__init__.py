@@ -112,8 +112,12 @@ def _load(params: Params, ctx: Context, meta: "CheckpointMeta", dataset: "Manife
 
     from steps.evaluate.score import device_of
     from steps.lib import checkpoint, folder, hf, llama
+    from steps.lib.dataset import check_shards
 
     folder.download(ctx.store, dataset.meta["tokenizer"], ctx.scratch / "tokenizer", "tokenizer")
+    check_shards(ctx.store, params.dataset, "heldout", ctx.say)
+    if params.gate.beats == "bigram":
+        check_shards(ctx.store, params.dataset, "train", ctx.say)
     hf.limit_threads(ctx.env)
     with torch.device(device_of(ctx.env)):
         model = llama.build(meta.model, eos_id=meta.eos_id)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from steps.lib import folder
 from steps.lib.errors import UserError
 from steps.lib.llama import ModelConfig
-from steps.lib.store import Store
+from steps.lib.store import NotFoundError, Store
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +105,8 @@ def read_index(store: Store, prefix: str) -> Index:
     """
     try:
         return Index.model_validate_json(store.get(f"{prefix}/{INDEX}"))
+    except NotFoundError as e:
+        raise UserError(f"{prefix}/{INDEX} is missing") from e
     except ValidationError as e:
         raise UserError(f"{prefix}/{INDEX}: unreadable, {e.errors()[0]['msg']}") from e
 

@@ -6,9 +6,11 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any
+from typing import Any, TypeVar
 
 from steps.lib.errors import RejectedError, TemporaryError
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 120.0
 _HEALTH_TIMEOUT_S = 5.0
@@ -49,7 +51,7 @@ class Client:
 
     def models(self) -> list[str]:
         """The names that the endpoint serves."""
-        return [model["id"] for model in self._call("/v1/models")["data"]]
+        return _taken("/v1/models", self._call("/v1/models"), lambda answer: [str(m["id"]) for m in answer["data"]])
 
     def complete(self, model: str, prompt: str, *, max_tokens: int, only_token: int | None = None) -> Completion:
         """Greedy completion of `prompt`.
@@ -89,7 +91,17 @@ class Client:
 
 
 def _first(answer: Any, text: Callable[[Any], str]) -> Completion:
-    choice = answer["choices"][0]
-    return Completion(
-        text=text(choice), finish_reason=choice["finish_reason"], num_tokens=answer["usage"]["completion_tokens"]
-    )
+    def take(answer: Any) -> Completion:
+        choice = answer["choices"][0]
+        return Completion(
+            text=text(choice), finish_reason=choice["finish_reason"], num_tokens=answer["usage"]["completion_tokens"]
+        )
+
+    return _taken("completions", answer, take)
+
+
+def _taken(what: str, answer: Any, take: Callable[[Any], T]) -> T:
+    try:
+        return take(answer)
+    except (TypeError, KeyError, IndexError, AttributeError) as e:
+        raise RejectedError(f"{what}: the answer is not what the OpenAI API gives: {json.dumps(answer)[:200]}") from e

@@ -11,12 +11,12 @@ Content published before under the same version stays as it is; lineage is in th
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from steps.lib.digest import digest_of
 from steps.lib.errors import UserError
-from steps.lib.folder import MANIFEST, File, Manifest, check, load, publish
+from steps.lib.folder import MANIFEST, File, Manifest, check, check_file, load, publish
 from steps.lib.store import Store, check_key
 
 SCHEMA_VERSION = 1
@@ -111,6 +111,29 @@ def publish_version(
         if there.meta["version"] == version:
             return prefix, there
     return prefix, publish(store, prefix, kind="dataset", files=files, meta={"version": version, **meta})
+
+
+CHECKED_BYTES = 8 << 30
+"""A split of up to so many bytes is hashed before it is used: a second for each GiB."""
+
+
+def check_shards(store: Store, prefix: str, split: str, say: Callable[[str], None]) -> None:
+    """Compare the shards of a split with their digests: reading by byte ranges could not tell.
+
+    Args:
+        say: is told when the split is too large to be hashed first.
+
+    Raises:
+        UserError: no such dataset, or a shard is missing or differs.
+    """
+    files = [file for file in load(store, prefix, kind="dataset").files if file.meta["split"] == split]
+    size = sum(file.size for file in files)
+    if size > CHECKED_BYTES:
+        say(f"{prefix}: the {size / 2**30:.0f} GiB of split {split!r} are read without comparing digests")
+        return
+    for file in files:
+        if problem := check_file(store, file, full=True):
+            raise UserError(f"{prefix}: {problem}; remove that object, then run again: what made it makes it anew")
 
 
 def total_by_split(files: Iterable[File], what: str) -> dict[str, int]:

@@ -149,14 +149,18 @@ def check(store: Store, prefix: str, *, full: bool = False) -> str:
         files = (_blob(store, prefix),) if prefix.startswith("blobs/") else load(store, prefix).files
     except TripodError as e:
         return str(e)
-    for file in files:
-        head = store.head(file.key)
-        if head is None:
-            return f"{file.key} is missing"
-        if head.size != file.size:
-            return f"{file.key} has {head.size} bytes, its manifest says {file.size}"
-        if full and _sha256_of(store, file) != file.sha256:
-            return f"{file.key} differs from the digest in its manifest"
+    return next((problem for file in files if (problem := check_file(store, file, full=full))), "")
+
+
+def check_file(store: Store, file: File, *, full: bool = False) -> str:
+    """As `check`, for one file of a folder."""
+    head = store.head(file.key)
+    if head is None:
+        return f"{file.key} is missing"
+    if head.size != file.size:
+        return f"{file.key} has {head.size} bytes, its manifest says {file.size}"
+    if full and _sha256_of(store, file) != file.sha256:
+        return f"{file.key} differs from the digest in its manifest"
     return ""
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ModelConfig(BaseModel):
     """A Llama-family model; names follow transformers.LlamaConfig where the thing is the same."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     num_layers: int = Field(ge=1)
     hidden_size: int = Field(ge=8)

@@ -89,7 +89,7 @@ class Serving:
 
     def __init__(self, env: Mapping[str, str], store_uri: str):
         state = env.get("TRIPOD_STATE") or os.path.join(env.get("XDG_STATE_HOME") or "~/.local/state", "tripod")
-        place = Path(state).expanduser().absolute() / "serving" / (socket.gethostname() or "localhost")
+        place = Path(os.path.expanduser(state)).absolute() / "serving" / (socket.gethostname() or "localhost")
         self._root = place / sha256_hex(store_uri.encode())[:16]
 
     def find(self, name: str) -> Endpoint | None:

@@ -38,7 +38,7 @@ from steps.lib.llama import ModelConfig
 class TrainConfig(BaseModel):
     """How to train. Batch sizes are in sequences, learning rates for each optimizer step."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = 0
     steps: int = Field(ge=1)
@@ -144,9 +144,12 @@ def run(params: Params, ctx: Context) -> Result:
     base = f"checkpoints/{ctx.key[:16]}"
     last = checkpoint.prefix_of(base, params.train.steps)
     if checkpoint.problem_with(ctx.store, last):
+        from steps.lib.dataset import check_shards
         from steps.train.job import Job
         from steps.train.launch import launch
 
+        if runtime.node_rank == 0:
+            check_shards(ctx.store, params.dataset, "train", ctx.say)
         launch(Job(params=params, store_uri=ctx.store.uri, base=base, eos_id=eos_id, runtime=runtime), ctx)
     meta = checkpoint.read_meta(ctx.store, last)
     return Result(

@@ -17,6 +17,7 @@ from steps.lib import folder, hf, llama
 from steps.lib.errors import RejectedError, UserError
 from tests.after import making
 from tests.after.test_bigram import slow_loss
+from tests.examples import seed_checkpoint, seed_data
 from tests.steps.calling import context
 
 ANY = Gate(max_loss=100.0)
@@ -184,3 +185,19 @@ def test_what_does_not_fit_is_refused(store, changes, said):
     params = evaluate.Params(checkpoint=checkpoint, dataset=dataset, gate=ANY)
     with pytest.raises(UserError, match=said):
         evaluate.run(params, context(store, env={"TRIPOD_DEVICE": "cpu"}))
+
+
+@pytest.mark.parametrize("split", ["heldout", "train"])
+def test_a_damaged_shard_is_named_before_it_is_judged_with(store, split):
+    """One flipped bit in tokens that are read by ranges; the train split counts where a bigram model is made of it."""
+    seed_data(store)
+    seed_checkpoint(store)
+    manifest = folder.load(store, "datasets/example/v1")
+    shard = next(file for file in manifest.files if file.meta["split"] == split)
+    data = bytearray(store.get(shard.key))
+    data[shard.meta["values_offset"] + 1] ^= 1
+    store.put(shard.key, bytes(data))
+    gate = evaluate.Gate(max_loss=9.0, beats="bigram")
+    params = evaluate.Params(checkpoint="checkpoints/example/step-4", dataset="datasets/example/v1", gate=gate)
+    with pytest.raises(UserError, match=f"{shard.key} differs from the digest in its manifest; remove that object"):
+        evaluate.run(params, context(store))

@@ -63,6 +63,12 @@ def test_origin():
             "serving.max_model_len is 131072, allowed is at most model.sequence_length, 128",
         ),
         (["gang.backend=nccl"], "gang.backend is nccl with gang.device cpu"),
+        (["train.learning_rate=1e999"], "train.learning_rate: got inf"),
+        (["scale.nodes=[0]"], "scale.nodes.0: got 0"),
+        (["scale.nodes=[]"], "scale.nodes: got []"),
+        (["data.holdout_fraction=0"], "data.holdout_fraction is 0, allowed is more"),
+        (['description="\\ud83d"'], "--set description: holds what is no text in UTF-8"),
+        ([f"train.steps={'[' * 50_000}"], "--set train.steps: nested too deeply"),
         (["train.steps.x=1"], "steps is a value, not a section"),
     ],
 )
@@ -127,3 +133,11 @@ def test_a_misspelt_key_is_told_before_the_one_that_it_leaves_missing(tmp_path):
     assert "model.num_layer: unknown key (did you mean 'num_layers'?)" in problem(str(wrong))
     wrong.write_text(text.replace("[evaluate.gate]", "[evaluate.gates]"))
     assert "evaluate.gates: unknown key (did you mean 'gate'?)" in problem(str(wrong))
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    assert "no file can have such a name" in problem("x" * 300)
+    assert "no file can have such a name" in problem("x" * 300 + ".toml")
+    deep = tmp_path / "deep.toml"
+    deep.write_text("x = " + "[" * 5000)
+    assert "nested too deeply" in problem(str(deep))

@@ -96,6 +96,7 @@ BREAKS = {
     "object cut": "its manifest says",
     "byte flipped": "differs from what was written",
     "index unreadable": "index.json",
+    "index missing": "index.json is missing",
     "manifest unreadable": "manifest.json: unreadable",
 }
 
@@ -128,6 +129,8 @@ def break_checkpoint(store: Store, prefix: str, how: str) -> None:
     elif how == "byte flipped":
         data[1000] ^= 1
         store.put(key, data)
+    elif how == "index missing":
+        store.delete([f"{prefix}/index.json"])
     elif how == "index unreadable":
         size = store.head(f"{prefix}/index.json").size
         store.put(f"{prefix}/index.json", b"{" * size)

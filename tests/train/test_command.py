@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steps.lib import checkpoint
+from steps.lib import checkpoint, folder
 from steps.lib.errors import Exit
 from steps.lib.lease import Lease
 from steps.lib.store import open_store
@@ -154,3 +154,15 @@ def test_stopped_before_the_first_step(uri: str, run: Callable[..., Command]) ->
     command.process.send_signal(signal.SIGTERM)
     assert command.end(60)[1] == Exit.PREEMPTED
     assert "stopped at step" in command.last_line() or "stopped before" in command.last_line()
+
+
+def test_a_damaged_shard_is_named_before_it_is_trained_on(uri: str, run: Callable[..., Command]) -> None:
+    store = open_store(uri)
+    shard = folder.load(store, "datasets/tiny/v1").files[0]
+    data = bytearray(store.get(shard.key))
+    data[shard.meta["values_offset"]] ^= 1
+    store.put(shard.key, bytes(data))
+    command = run(uri, tiny())
+    assert command.end()[1] == Exit.USER
+    assert f"error: datasets/tiny/v1: {shard.key} differs from the digest in its manifest" in command.said()
+    assert not [head for head in store.list("checkpoints") if "step-" in head.key]

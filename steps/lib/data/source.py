@@ -236,13 +236,13 @@ def _digests(files: Sequence[SourceFile]) -> list[str]:
 
 def _local_file(path: str, relative: str) -> SourceFile:
     status = os.stat(path)
-    tag = f"{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}-{status.st_size}"
+    tag = f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}:{status.st_size}"
     name = os.fsencode(relative).decode("utf-8", "backslashreplace")
     return SourceFile(name=name, path=path, size=status.st_size, tag=tag)
 
 
 def _changed_ns(tag: str) -> int:
-    return max(int(part) for part in tag.split("-")[:2])
+    return max(int(part) for part in tag.split(":")[:2])
 
 
 def _refuse(error: OSError) -> None:
