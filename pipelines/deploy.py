@@ -79,12 +79,15 @@ def _status(args: argparse.Namespace) -> int:
     from pipelines.settings.load import load_site
     from steps.lib.completions import Client
 
-    rows = [(endpoint, Client(endpoint.base).healthy()) for endpoint in _serving(load_site(args.site).value).all()]
+    endpoints, problems = _serving(load_site(args.site).value).all()
+    rows = [(endpoint, Client(endpoint.base).healthy()) for endpoint in endpoints]
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
     if args.json:
         shown = [{**endpoint.model_dump(mode="json"), "url": endpoint.url, "healthy": ok} for endpoint, ok in rows]
         print(json.dumps(shown, indent=1))
         return 0
-    if not rows:
+    if not rows and not problems:
         print("nothing serves on this machine; python -m pipelines.deploy run --model NAME starts a server")
     for endpoint, ok in rows:
         print("\n".join(_about(endpoint, healthy=ok)))
@@ -109,7 +112,7 @@ def _stop(args: argparse.Namespace) -> int:
     with serving.lock(args.name):
         endpoint = serving.settle(args.name)
         if endpoint is None:
-            names = ", ".join(e.name for e in serving.all()) or "none"
+            names = ", ".join(e.name for e in serving.all()[0]) or "none"
             raise UserError(f"NAME: got {args.name!r}, which does not serve on this machine; those that do: {names}")
         serving.end(endpoint)
     print(f"{args.name}: ended, pid {endpoint.pid}")

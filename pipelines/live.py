@@ -17,8 +17,8 @@ from rich.text import Text
 
 from pipelines.engine.events import Event, LogLine, Phase
 from pipelines.run_state import NodeState, RunState
-from pipelines.telling import detail, node_seconds, took
-from pipelines.view import View, printable
+from pipelines.telling import detail, node_seconds, printable, took
+from pipelines.view import View
 
 SYMBOLS = {
     Phase.PENDING: (" ", " ", "dim"),

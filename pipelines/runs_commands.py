@@ -19,8 +19,8 @@ from pipelines.execute import execute
 from pipelines.run_state import NodeState, RunState
 from pipelines.runs_store import Run, load_document, load_run, load_runs, log_tail
 from pipelines.summary import summary as model_summary
-from pipelines.telling import detail, node_seconds, state_word, summary, took
-from pipelines.view import choose_view, printable
+from pipelines.telling import detail, node_seconds, printable, state_word, summary, took
+from pipelines.view import choose_view
 from steps.lib.errors import Exit, TripodError, UserError
 from steps.lib.log_parts import LogReader, log_prefix
 from steps.lib.store import Store

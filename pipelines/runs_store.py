@@ -21,6 +21,8 @@ from steps.lib.log_parts import LogReader, log_prefix
 from steps.lib.store import NotFoundError, Store
 
 M = TypeVar("M", bound=BaseModel)
+RECORD = "run.json"
+"""Written last when a run begins."""
 TAIL_LINES = 12
 """How much of a failed step's log is shown at the end of a run."""
 
@@ -52,7 +54,7 @@ def load_run(store: Store, run_id: str) -> Run:
     Raises:
         UserError: there is no such run, or its record cannot be read.
     """
-    info = _read(store, run_id, "run.json", RunInfo)
+    info = _read(store, run_id, RECORD, RunInfo)
     holder = find_holder(store, run_id)  # before the state: a run that ends meanwhile is not taken for lost
     state = _read(store, run_id, "status.json", RunState)
     alive = holder is not None and holder.alive(time.time())
@@ -85,7 +87,7 @@ def state_before(store: Store, run_id: str) -> RunState | None:
 
 def _has_begun(store: Store, run_id: str) -> bool:
     """Whether its record is whole: run.json is written last (begin_record)."""
-    return store.head(f"runs/{run_id}/run.json") is not None
+    return store.head(f"runs/{run_id}/{RECORD}") is not None
 
 
 def load_document(store: Store, run_id: str) -> dict[str, Any]:
@@ -93,8 +95,9 @@ def load_document(store: Store, run_id: str) -> dict[str, Any]:
     load_run(store, run_id)
     key = f"runs/{run_id}/workflow.json"
     try:
-        document: dict[str, Any] = json.loads(store.get(key))
-    except (NotFoundError, ValueError) as e:
+        data = store.get(key)
+        document: dict[str, Any] = json.loads(data)
+    except (NotFoundError, json.JSONDecodeError, UnicodeDecodeError) as e:
         raise UserError(f"{key} in {store.uri}: missing or damaged; start the run's command anew") from e
     return document
 
@@ -114,6 +117,10 @@ def _read(store: Store, run_id: str, name: str, model: type[M]) -> M:
     try:
         return model.model_validate_json(store.get(key))
     except NotFoundError as e:
+        if name != RECORD:
+            raise UserError(
+                f"{key} in {store.uri}: missing; the run's record is damaged, start its command anew"
+            ) from e
         close = difflib.get_close_matches(run_id, run_ids(store), n=3, cutoff=0.4)
         meant = f"the closest are {', '.join(close)}" if close else "`python -m pipelines.runs list` shows all"
         raise UserError(f"run {run_id!r}: not in {store.uri}; {meant}") from e

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 
 from pipelines.engine.events import NodeResult
-from pipelines.telling import took
+from pipelines.telling import one_line, took
+
+_COMPLETION_CHARS = 100
 
 
 def summary(run_id: str, recipe: str, served_as: str, nodes: Mapping[str, NodeResult], wall_s: float) -> list[str]:
@@ -24,7 +26,7 @@ def summary(run_id: str, recipe: str, served_as: str, nodes: Mapping[str, NodeRe
         f"  model       {registered['model']} ({champion})",
         f"  trained     {train['step']} steps, {int(train['num_tokens']):,} tokens, loss {float(train['train_loss']):.3f}",
         f"  held-out    loss {float(quality['loss']):.3f}{against}, {float(quality['bits_per_byte']):.3f} bits a byte",
-        f"  completion  {_one_line(served['completion'])}",
+        f"  completion  {one_line(served['completion'], _COMPLETION_CHARS)}",
         f"  endpoint    {served['endpoint'] or 'stopped after the smoke test (serving.keep = false)'}",
         "next",
     ]
@@ -42,9 +44,3 @@ def summary(run_id: str, recipe: str, served_as: str, nodes: Mapping[str, NodeRe
         ]
     width = max(len(command) for command, _ in nexts)
     return lines + [f"  {command:<{width}}  {what}" for command, what in nexts]
-
-
-def _one_line(text: str, limit: int = 100) -> str:
-    """Text that a model wrote, safe for a terminal: escapes for everything that is not printable."""
-    plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return plain if len(plain) <= limit else plain[: limit - 3] + "..."

@@ -1,5 +1,6 @@
-"""How states, times and exit codes are put into words; one place for every view."""
+"""How states, times, exit codes and what programs wrote are put into words; one place for every view."""
 
+import re
 from collections.abc import Callable, Mapping
 
 from pipelines.engine.events import Phase
@@ -14,6 +15,7 @@ MEANINGS = {
     Exit.PREEMPTED: "told to stop, checkpoint saved",
     Exit.CANCELLED: "cancelled",
 }
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _BAR_CHARS = 8
 _WIDE_BAR_CHARS = 30
 _WIDE = 90
@@ -33,6 +35,16 @@ def took(seconds: float) -> str:
 def state_word(state: RunState) -> str:
     """The state of a run in one word; Argo has none for what a person has ended."""
     return "Cancelled" if state.exit_code == Exit.CANCELLED else state.phase
+
+
+def printable(text: str) -> str:
+    """The text without what would move a terminal's cursor or change its colours."""
+    return _CONTROL.sub("", text)
+
+
+def one_line(text: str, width: int) -> str:
+    """The text in one line of at most `width` characters: line breaks and the like as escapes."""
+    return _cut("".join(char if char.isprintable() else repr(char)[1:-1] for char in text), width)
 
 
 def meaning(code: int | None) -> str:

@@ -7,7 +7,6 @@ JsonView   one JSON object a line on stdout, for programs
 
 import json
 import os
-import re
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -18,9 +17,8 @@ from typing import TextIO
 
 from pipelines.engine.events import Event, LogLine, Phase
 from pipelines.run_state import NodeState, RunState
-from pipelines.telling import detail, node_seconds, took
+from pipelines.telling import detail, node_seconds, printable, took
 
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PROGRESS_EVERY_S = 10.0
 _LINE_CHARS = 160
 
@@ -172,8 +170,3 @@ def choose_view(*, json_lines: bool = False, verbose: bool = False) -> View:
     from pipelines.live import LiveView
 
     return LiveView(verbose=verbose)
-
-
-def printable(text: str) -> str:
-    """The text without what would move a terminal's cursor or change its colours."""
-    return _CONTROL.sub("", text)

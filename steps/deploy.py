@@ -60,6 +60,11 @@ class Result(BaseResult):
 
 step = Step(image="serve", launches=True, timeout=timedelta(minutes=30), cpus=2, memory_gib=4, cached=False)
 
+_TOLD = ("bytes", "chat_template", "context_length", "digest", "dtype", "eos_id")
+"""What the manifest of a model says of it."""
+_CONFIGURED = ("hidden_size", "num_attention_heads", "num_hidden_layers", "transformers_version")
+"""What its config.json says."""
+
 EXAMPLE = Params(model="models/example/v1", name="example", max_model_len=32, prompt="def ", max_tokens=8)
 
 
@@ -84,8 +89,9 @@ def run(params: Params, ctx: Context) -> Result:
             return Result(endpoint=old.url, completion=completion, adopted=True)
         note = _Note(params, ctx, model, settings)
         if not params.keep and (passed := note.read()):
-            ctx.say(f"smoke test of this digest passed {passed['passed']}; serving.keep is false, nothing to start")
-            return Result(endpoint="", completion=passed["completion"], adopted=False)
+            when, completion = passed
+            ctx.say(f"smoke test of this digest passed {when}; serving.keep is false, nothing to start")
+            return Result(endpoint="", completion=completion, adopted=False)
         return _serve(params, ctx, model, settings, serving, old, note)
 
 
@@ -101,6 +107,8 @@ def _check(params: Params, ctx: Context) -> "Manifest":
     model = folder.load(ctx.store, params.model, "model")
     if lacks := hf.missing_files(file.name for file in model.files):
         raise UserError(f"{params.model}: lacks {', '.join(lacks)}; export it again")
+    if unsaid := [name for name in _TOLD if name not in model.meta]:
+        raise UserError(f"{params.model}/{folder.MANIFEST}: says no {', '.join(unsaid)}; export it again")
     limit = model.meta["context_length"]
     if params.max_model_len > limit:
         raise UserError(f"max_model_len: got {params.max_model_len}, {params.model} allows at most {limit}")
@@ -118,9 +126,18 @@ def _check(params: Params, ctx: Context) -> "Manifest":
 
 
 def _config(ctx: Context, model: "Manifest") -> dict[str, Any]:
-    """config.json."""
+    """config.json. Raises UserError when it is damaged, or lacks what serving goes by."""
+    from steps.lib.errors import UserError
+
     key = next(file.key for file in model.files if file.name == "config.json")
-    return dict(json.loads(ctx.store.get(key)))
+    data = ctx.store.get(key)
+    try:
+        config = dict(json.loads(data))
+    except (ValueError, TypeError) as e:
+        raise UserError(f"{key}: damaged: {e}; export the model again") from e
+    if lacks := [name for name in _CONFIGURED if name not in config]:
+        raise UserError(f"{key}: lacks {', '.join(lacks)}; export the model again")
+    return config
 
 
 def _settings(params: Params, ctx: Context, model: "Manifest") -> "Settings":
@@ -218,7 +235,7 @@ def _port(params: Params, ctx: Context, serving: "Serving", old: "Endpoint | Non
             f"that one gets port {port}; the same command again moves it to {params.port}"
         )
         return port
-    holder = next((f"{e.name}, pid {e.pid}" for e in serving.all() if e.port == params.port), "another program")
+    holder = next((f"{e.name}, pid {e.pid}" for e in serving.all()[0] if e.port == params.port), "another program")
     raise UserError(f"port: got {params.port}, which is taken by {holder}; choose another, or 0 for one that is free")
 
 
@@ -250,7 +267,7 @@ def _smoke(client: "Client", params: Params, ctx: Context, model: "Manifest") ->
 
 
 def _endpoint(params: Params, model: "Manifest", settings: "Settings", server: "Server", files: "Path") -> "Endpoint":
-    from steps.lib.process import started
+    from steps.lib.process import place, started
     from steps.lib.serving import Endpoint
 
     return Endpoint(
@@ -258,6 +275,7 @@ def _endpoint(params: Params, model: "Manifest", settings: "Settings", server: "
         model=params.model,
         digest=model.meta["digest"],
         port=server.port,
+        **place()._asdict(),
         pid=server.pid,
         started=started(server.pid),
         since=time.time(),
@@ -280,13 +298,18 @@ class _Note:
         self._store = ctx.store
         self._asked = asked
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> tuple[str, str] | None:
+        """When it passed, and the completion; None when it did not, or the note is damaged: asked again, it is written anew."""
         from steps.lib.store import NotFoundError
 
         try:
-            note: dict[str, Any] = json.loads(self._store.get(self._key))
-            return {"passed": str(note["passed"]), "completion": str(note["completion"])}
-        except (NotFoundError, ValueError, KeyError, TypeError):  # none, or damaged: the test is done again
+            data = self._store.get(self._key)
+        except NotFoundError:
+            return None
+        try:
+            note = json.loads(data)
+            return str(note["passed"]), str(note["completion"])
+        except (ValueError, KeyError, TypeError):
             return None
 
     def write(self, completion: str) -> None:

@@ -15,7 +15,7 @@ from pipelines.engine.recorder import Recorder, RunInfo, begin_record
 from pipelines.engine.workflow import parse_workflow
 from pipelines.run_state import new_state
 from pipelines.runs import main as runs_command
-from pipelines.runs_store import load_run, load_runs, state_before
+from pipelines.runs_store import load_document, load_run, load_runs, state_before
 from steps.lib.errors import TemporaryError, UserError
 from steps.lib.log_parts import EAGER_BYTES, LogCopy, LogReader
 from tests.engine.engines import is_alive, wait_until
@@ -276,6 +276,22 @@ def test_a_run_that_was_killed_while_it_began_does_not_break_the_list(store):
     assert state_before(store, "r1") is None
 
 
+def test_a_run_without_its_state_or_that_may_not_be_read_does_not_hide_the_others(store):
+    for run_id in ("broken", "good", "secret"):
+        state = new_state(parse_workflow(workflow([task("a")])), 1.0)
+        begin_record(store, RunInfo(run_id=run_id, command=[], started=1.0), {}, state)
+    store.delete(["runs/broken/status.json"])
+    runs, problems = load_runs(Guarded(store, "runs/secret/run.json"))
+    assert [run.info.run_id for run in runs] == ["good"]
+    assert problems == [
+        f"run broken: runs/broken/status.json in {store.uri}: missing; the run's record is damaged, "
+        "start its command anew",
+        "run secret: get runs/secret/run.json: permission denied",
+    ]
+    with pytest.raises(UserError, match=r"^get runs/good/workflow.json: permission denied"):
+        load_document(Guarded(store, "runs/good/workflow.json"), "good")
+
+
 @pytest.mark.parametrize("name", ["run.json", "status.json", "engine.json"])
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(store, name, monkeypatch, capsys):
     for run_id in ("good", "broken"):
@@ -347,6 +363,23 @@ def test_much_output_does_not_wait(store, tmp_path):
     copy.copy()
     copy.ended = True
     assert copy.done
+
+
+class Guarded:
+    """A store with one object that we may not read."""
+
+    def __init__(self, store, key):
+        self._store = store
+        self._key = key
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def get(self, key):
+        """As Store.get."""
+        if key == self._key:
+            raise UserError(f"get {key}: permission denied")
+        return self._store.get(key)
 
 
 class Shaky:

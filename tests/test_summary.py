@@ -27,3 +27,10 @@ def test_numbers_are_the_steps_and_a_completion_cannot_move_the_cursor():
     assert "  trained     20 steps, 40,960 tokens, loss 2.500" in lines
     assert "  held-out    loss 2.250, bigram model 3.500, 1.125 bits a byte" in lines
     assert r"  completion  self.x = 1\n\x1b[31m" in lines
+
+
+def test_a_long_completion_is_cut():
+    results = nodes("")
+    results["deploy"].outputs["completion"] = "a\n" * 60
+    cut = r"a\n" * 33
+    assert f"  completion  {cut}…" in summary("r1", "mine.toml", "chat", results, 303)

@@ -13,8 +13,8 @@ from pipelines.engine.events import LogLine, NodeFinished, NodeRetried, NodeStar
 from pipelines.engine.workflow import parse_workflow
 from pipelines.live import LiveView
 from pipelines.run_state import RunState, new_state
-from pipelines.telling import bar, meaning, progress_line, summary, took
-from pipelines.view import JsonView, PlainView, printable, tell
+from pipelines.telling import bar, meaning, printable, progress_line, summary, took
+from pipelines.view import JsonView, PlainView, tell
 from tests.engine.workflows import out, task, workflow
 
 PROGRESS = {

@@ -218,7 +218,9 @@ def _load(store: Store, key: str) -> tuple[Holder, str] | None:
     except NotFoundError:
         return None
     except ValidationError as e:
-        raise UserError(f"{key} in {store.uri} is no lease: {e.errors()[0]['msg']}") from e
+        raise UserError(
+            f"{key} in {store.uri} is no lease: {e.errors()[0]['msg']}; when nothing that it guards runs any more, delete it"
+        ) from e
 
 
 def _me(run_id: str) -> Holder:

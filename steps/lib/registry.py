@@ -67,8 +67,12 @@ def _versions_key(model: str) -> str:
 def bits_per_byte(store: Store, model: str) -> float:
     """What the registered model got; infinity when its lineage has no finite number."""
     try:
-        bits = json.loads(store.get(lineage_key(*split(model))))["evaluation"]["bits_per_byte"]
-    except (NotFoundError, ValueError, KeyError, TypeError):
+        data = store.get(lineage_key(*split(model)))
+    except NotFoundError:
+        return math.inf
+    try:
+        bits = json.loads(data)["evaluation"]["bits_per_byte"]
+    except (ValueError, KeyError, TypeError):
         return math.inf
     return bits if isinstance(bits, float) and math.isfinite(bits) else math.inf
 

@@ -6,9 +6,10 @@
 
 TRIPOD_STATE is by default $XDG_STATE_HOME/tripod, else ~/.local/state/tripod. `<host>` is this machine's
 name: a home folder may be shared. `<store>` is a digest of the store's URI: two stores may serve the same
-name. A process is known by its pid and when it
-started. The first of a file that is alive is what serves; `settle` ends the others and removes what
-dead ones left. So a swap can be cut at any point: write the new one before the old, let it stay, settle.
+name. A process is known by its place, its pid and when it started; a file with a server of another place
+(a container with this machine's name) is left alone. The first of a file that is alive is what serves;
+`settle` ends the others and removes what dead ones left. So a swap can be cut at any point: write the new
+one before the old, let it stay, settle.
 """
 
 import fcntl
@@ -19,7 +20,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ class Endpoint(BaseModel):
     digest: str
     """Of the model."""
     port: int
+    host: str
+    boot_id: str
+    pid_space: str
+    """With the two before it a steps.lib.process.Place: where `pid` means the server."""
     pid: int
     """Of the guard: SIGTERM to it ends the server."""
     started: str
@@ -72,9 +77,15 @@ class Endpoint(BaseModel):
         return Path(self.folder) / "server.log"
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether its processes cannot be seen from here. Those of an earlier start of this machine are gone."""
+        here = process.place()
+        return self.host != here.host or (self.boot_id == here.boot_id and self.pid_space != here.pid_space)
+
+    @property
     def alive(self) -> bool:
-        """Whether the process that was started is still there."""
-        return process.started(self.pid) == self.started
+        """Whether the process that was started is still there; asked of what is not elsewhere."""
+        return self.boot_id == process.boot_id() and process.is_alive(self.pid, self.started)
 
 
 _ENDPOINTS = TypeAdapter(list[Endpoint])
@@ -83,8 +94,9 @@ _ENDPOINTS = TypeAdapter(list[Endpoint])
 class Serving:
     """The servers of one store on this machine.
 
-    Every method that reads a state file raises UserError for one that is damaged: a server may run that
-    only this file knows.
+    A state file that is damaged, or names a server of another place, is never written and nothing that it
+    may name is removed: a server may run that only this file knows. Methods that take a name raise UserError
+    for its file.
     """
 
     def __init__(self, env: Mapping[str, str], store_uri: str):
@@ -96,10 +108,15 @@ class Serving:
         """What serves under `name`."""
         return next((endpoint for endpoint in self._read(self._path(name)) if endpoint.alive), None)
 
-    def all(self) -> list[Endpoint]:
-        """Everything that serves, by name."""
-        alive = [[e for e in self._read(path) if e.alive] for path in self._root.glob("*.json")]
-        return sorted((endpoints[0] for endpoints in alive if endpoints), key=lambda e: e.name)
+    def all(self) -> tuple[list[Endpoint], list[str]]:
+        """Everything that serves, by name; and a line for each state file that cannot be told from here."""
+        endpoints, problems = [], []
+        for path in sorted(self._root.glob("*.json")):
+            try:
+                endpoints += [e for e in self._read(path) if e.alive][:1]
+            except UserError as e:
+                problems.append(str(e))
+        return sorted(endpoints, key=lambda e: e.name), problems
 
     def keep(self, endpoint: Endpoint) -> None:
         """Make `endpoint` what serves under its name. The caller holds the lock."""
@@ -160,13 +177,21 @@ class Serving:
     @staticmethod
     def _read(path: Path) -> list[Endpoint]:
         try:
-            return _ENDPOINTS.validate_json(path.read_bytes())
+            endpoints = _ENDPOINTS.validate_json(path.read_bytes())
         except FileNotFoundError:
             return []
+        except OSError as e:
+            raise UserError(f"{path}: {e.strerror}; it names a server: make it readable") from e
         except ValidationError as e:
             raise UserError(
                 f"{path}: unreadable: {e.errors()[0]['msg']}; end the vLLM that it may name (ps), then remove the file"
             ) from e
+        if far := next((e for e in endpoints if e.elsewhere), None):
+            raise UserError(
+                f"{path}: {far.name} is served from another place ({far.host}, {far.pid_space or 'no /proc'}, pid {far.pid}); "
+                "stop it there, or remove the file when that place is gone"
+            )
+        return endpoints
 
     @staticmethod
     def _write(path: Path, endpoints: list[Endpoint]) -> None:
@@ -180,10 +205,15 @@ def _stop(endpoint: Endpoint) -> None:
 
     Raises:
         TemporaryError: it would not end.
+        UserError: it is another user's.
     """
     if endpoint.alive:
-        with suppress(ProcessLookupError):
+        try:
             os.kill(endpoint.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        except PermissionError as e:
+            raise UserError(f"{endpoint.name}: pid {endpoint.pid} is another user's; end it as that user") from e
         wait(
             lambda: not endpoint.alive, what=f"{endpoint.name}: server with pid {endpoint.pid} ends", timeout_s=_STOP_S
         )

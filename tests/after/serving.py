@@ -16,11 +16,26 @@ CONFIG = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads
 
 
 def publish_model(
-    store: Store, version: str = "v1", *, name: str = "m", without: str = "", needs: str = "5", **meta: object
+    store: Store,
+    version: str = "v1",
+    *,
+    name: str = "m",
+    without: str = "",
+    needs: str = "5",
+    config: bytes = b"",
+    untold: tuple[str, ...] = (),
+    **meta: object,
 ) -> str:
-    """A model folder that looks whole. Returns its prefix."""
+    """A model folder that looks whole. Returns its prefix.
+
+    Args:
+        without: a file that it lacks.
+        needs: the version of transformers that it was written for.
+        config: its config.json, when it is not to be whole.
+        untold: what its manifest does not say.
+    """
     content = {
-        "config.json": json.dumps({**CONFIG, "transformers_version": f"{needs}.0.0"}).encode(),
+        "config.json": config or json.dumps({**CONFIG, "transformers_version": f"{needs}.0.0"}).encode(),
         "generation_config.json": b"{}",
         "model.safetensors": f"weights {version}".encode(),
         "tokenizer.json": b"{}",
@@ -36,6 +51,7 @@ def publish_model(
         "bytes": 1000,
         **meta,
     }
+    about = {key: value for key, value in about.items() if key not in untold}
     folder.publish(store, f"models/{name}/{version}", kind="model", content=content, meta=about)
     return f"models/{name}/{version}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steps.lib import folder, registry, vllm
+from steps.lib import folder, process, registry, vllm
 from steps.lib.errors import RejectedError, TemporaryError, UserError
 from steps.lib.process import started
 from steps.lib.serving import Serving
@@ -22,7 +22,7 @@ def place(store, tmp_path):
     place = Place(store, tmp_path)
     yield place
     serving = serving_of(place)
-    for endpoint in serving.all():
+    for endpoint in serving.all()[0]:
         serving.end(endpoint)
 
 
@@ -38,7 +38,7 @@ def healthy(endpoint: str) -> bool:
 def test_without_keep_it_answers_once_and_nothing_stays(place):
     result = place.deploy(publish_model(place.store))
     assert (result.endpoint, result.completion, result.adopted) == ("", " after 'def '", False)
-    assert serving_of(place).all() == []
+    assert serving_of(place).all() == ([], [])
 
 
 def test_a_smoke_test_that_passed_is_not_repeated(place):
@@ -67,7 +67,7 @@ def test_another_setting_is_another_server(place):
     old = place.deploy(model, keep=True)
     new = place.deploy(model, keep=True, max_model_len=100)
     assert new.endpoint != old.endpoint
-    assert [e.settings["max_model_len"] for e in serving_of(place).all()] == [100]
+    assert [e.settings["max_model_len"] for e in serving_of(place).all()[0]] == [100]
 
 
 def test_the_old_version_answers_until_the_new_one_has(place):
@@ -78,7 +78,7 @@ def test_the_old_version_answers_until_the_new_one_has(place):
     assert new.completion == "the old one answers"
     assert healthy(new.endpoint)
     assert not before.alive
-    assert [e.model for e in serving_of(place).all()] == ["models/m/v2"]
+    assert [e.model for e in serving_of(place).all()[0]] == ["models/m/v2"]
 
 
 @pytest.mark.parametrize("mode", ["empty", "deaf", "refuses"])
@@ -88,7 +88,7 @@ def test_a_new_version_that_fails_leaves_the_old_one(place, mode):
     with pytest.raises(RejectedError):
         place.deploy(publish_model(place.store, "v2"), keep=True)
     assert healthy(old.endpoint)
-    assert [e.model for e in serving_of(place).all()] == ["models/m/v1"]
+    assert [e.model for e in serving_of(place).all()[0]] == ["models/m/v1"]
 
 
 def test_chat_is_asked_when_there_is_a_template(place):
@@ -219,12 +219,16 @@ def test_a_damaged_state_file_stops_everything_and_loses_nothing(place):
     state.write_bytes(whole[:-9])
     for call in (
         lambda: place.deploy("models/m/v1", keep=True),
-        serving_of(place).all,
+        lambda: serving_of(place).find("m"),
         lambda: serving_of(place).settle("m"),
     ):
         with pytest.raises(UserError, match=rf"{state}: unreadable: .*; end the vLLM that it may name"):
             call()
     assert Path(serves.folder).is_dir()
+    kept = place.deploy("models/m/v1", name="other", keep=True).endpoint
+    seen, (problem,) = serving_of(place).all()
+    assert [e.url for e in seen] == [kept], "one file that cannot be read hides no other server"
+    assert problem.startswith(f"{state}: unreadable")
     state.write_bytes(whole)
     assert serving_of(place).find("m") == serves
     assert serves.alive
@@ -234,5 +238,64 @@ def test_servers_of_another_machine_with_this_home_folder_are_not_ours(place, mo
     place.deploy(publish_model(place.store), keep=True)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("socket.gethostname", lambda: "another")
-        assert serving_of(place).all() == []
-    assert len(serving_of(place).all()) == 1
+        assert serving_of(place).all() == ([], [])
+    assert len(serving_of(place).all()[0]) == 1
+
+
+def test_servers_of_a_container_with_this_machines_name_are_not_ours(place, monkeypatch):
+    place.deploy(publish_model(place.store), keep=True)
+    serves = serving_of(place).find("m")
+    (state,) = (Path(place.env["TRIPOD_STATE"]) / "serving").glob("*/*/*.json")
+    whole = state.read_bytes()
+    with monkeypatch.context() as container:
+        inside = process.place()._replace(pid_space="pid:[1]")
+        container.setattr(process, "place", lambda: inside)
+        with pytest.raises(UserError, match=rf"{state}: m is served from another place .* pid {serves.pid}\); stop it"):
+            place.deploy(publish_model(place.store, "v2"), keep=True)
+        with pytest.raises(UserError, match="stop it there, or remove the file"):
+            serving_of(place).settle("m")
+        assert serving_of(place).all()[0] == []
+    assert state.read_bytes() == whole
+    assert Path(serves.folder).is_dir()
+    assert serves.alive
+
+
+def test_what_served_before_the_machine_started_anew_is_gone(place):
+    """The same pid and, by chance, the same start since boot: still another process."""
+    place.deploy(publish_model(place.store), keep=True)
+    serves = serving_of(place).find("m")
+    before = serves.model_copy(update={"boot_id": "an earlier one"})
+    assert not before.alive
+    assert not before.elsewhere
+
+
+def test_a_damaged_note_is_no_passed_smoke_test(place):
+    model = publish_model(place.store)
+    place.deploy(model)
+    (note,) = (head.key for head in place.store.list("models/m/smoke"))
+    for data in (b"{", b"[]", b"{}"):
+        place.store.put(note, data)
+        assert place.deploy(model).completion == " after 'def '"
+        assert json.loads(place.store.get(note))["completion"] == " after 'def '"
+    assert place.num_starts == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"{", "damaged: Expecting property name"),
+        (b"3", "damaged: 'int' object is not iterable"),
+        (b'{"hidden_size": 64}', "lacks num_attention_heads, num_hidden_layers, transformers_version"),
+    ],
+)
+def test_a_damaged_config_is_one_line(place, data, why):
+    model = publish_model(place.store, config=data)
+    with pytest.raises(UserError, match=rf"models/m/v1/.*config.json: {why}.*; export the model again"):
+        place.deploy(model)
+    assert place.num_starts == 0
+
+
+def test_a_manifest_that_says_too_little_is_one_line(place):
+    model = publish_model(place.store, untold=("eos_id", "dtype"))
+    with pytest.raises(UserError, match=r"models/m/v1/manifest.json: says no dtype, eos_id; export it again"):
+        place.deploy(model)

@@ -50,7 +50,7 @@ def test_the_server_ends_with_the_step(store, tmp_path, signum):
     step.communicate(timeout=30)
     assert step.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 128 + 15}[signum]
     gone(child)
-    assert Serving(place.env, store.uri).all() == []
+    assert Serving(place.env, store.uri).all() == ([], [])
 
 
 def test_a_kept_server_outlives_the_step_until_it_is_stopped(store, tmp_path, monkeypatch, capsys):
@@ -72,6 +72,21 @@ def test_a_kept_server_outlives_the_step_until_it_is_stopped(store, tmp_path, mo
     assert "which does not serve on this machine" in capsys.readouterr().err
     assert command.main(["status", "--json"]) == 0
     assert capsys.readouterr().out == "[]\n"
+
+
+def test_a_state_file_that_cannot_be_read_is_named_by_status(store, tmp_path, monkeypatch, capsys):
+    place = Place(store, tmp_path)
+    for name, value in place.env.items():
+        monkeypatch.setenv(name, value)
+    files = Serving(place.env, store.uri).new_folder("m").parent
+    state = files.with_name(f"{files.name}.json")
+    state.write_bytes(b"[{")
+    assert command.main(["status"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"warning: {state}: unreadable")
+    assert command.main(["stop", "m"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {state}: unreadable")
 
 
 @pytest.fixture

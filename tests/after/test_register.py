@@ -178,3 +178,14 @@ def test_models_are_found_by_alias_and_by_the_beginning_of_a_version(place):
             registry.find(place, "m", version)
     with pytest.raises(UserError, match=r"model none: none is registered in .*; names are m"):
         registry.find(place, "none", "champion")
+
+
+def test_a_champion_whose_lineage_may_not_be_read_is_not_taken_for_a_bad_one(store):
+    class Refusing:
+        def get(self, key):
+            raise UserError(f"get {key}: permission denied")
+
+    with pytest.raises(UserError, match=r"get models/m/lineage/v1.json: permission denied"):
+        registry.bits_per_byte(Refusing(), "models/m/v1")
+    store.put("models/m/lineage/v1.json", b"{")
+    assert registry.bits_per_byte(store, "models/m/v1") == math.inf
