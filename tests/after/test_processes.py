@@ -100,13 +100,24 @@ def here(store, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     yield place
     signal.signal(signal.SIGTERM, before)  # the step's own handler
+    serving = Serving(place.env, store.uri)
+    for endpoint in serving.all()[0]:
+        serving.end(endpoint)
 
 
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_a_registered_model_is_served_by_its_recipe(here, capsys):
-    assert command.main(["run", "--model", "tiny", "--set", "serving.prompt=import"]) == 0
+    ask = ["run", "--model", "tiny", "--set", "serving.prompt=import"]
+    assert command.main([*ask, "--no-keep"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["completion"] == " after 'import'"
-    assert "--keep lets it" in said.err
+    assert "it stays" not in said.err
+    assert Serving(here.env, here.store.uri).all() == ([], [])
+    assert command.main(ask) == 0
+    said = capsys.readouterr()
+    assert "it stays; `python -m pipelines.deploy stop tiny` ends it" in said.err
+    (serves,) = Serving(here.env, here.store.uri).all()[0]
+    assert json.loads(said.out)["endpoint"] == serves.url
 
 
 def test_a_version_that_is_not_registered_is_refused(here, capsys):
