@@ -60,7 +60,7 @@ def test_a_worker_that_dies_is_named_and_the_gang_ends(uri: str, run: Callable[.
     command = run(uri, params)
     command.wait_until(lambda: newest_step(uri) > 0)
     os.kill(command.workers()[1], signal.SIGKILL)
-    assert command.end(60)[1] == Exit.TEMPORARY
+    assert command.end()[1] == Exit.TEMPORARY
     assert command.last_line().startswith("error: rank 1 is gone without a word: killed by SIGKILL; checkpoints/")
     assert command.last_line().endswith("stays current")
     assert not command.workers()
@@ -152,7 +152,7 @@ def test_stopped_before_the_first_step(uri: str, run: Callable[..., Command]) ->
     command = run(uri, tiny(steps=100_000, checkpoint_every_steps=100_000))
     command.wait_until(lambda: len(command.workers()) == 2)
     command.process.send_signal(signal.SIGTERM)
-    assert command.end(60)[1] == Exit.PREEMPTED
+    assert command.end()[1] == Exit.PREEMPTED
     assert "stopped at step" in command.last_line() or "stopped before" in command.last_line()
 
 

@@ -94,7 +94,7 @@ class Command:
         assert code == 0, self.said()
         return json.loads(out.splitlines()[-1])
 
-    def end(self, timeout_s: float = 120) -> tuple[str, int]:
+    def end(self, timeout_s: float = 240) -> tuple[str, int]:
         """Wait for the end: stdout and exit code."""
         try:
             out, _ = self.process.communicate(timeout=timeout_s)
@@ -128,7 +128,7 @@ class Command:
                 found[int(environ["RANK"])] = int(path.parent.name)
         return [found[rank] for rank in sorted(found)]
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 180) -> None:
         """Until the condition holds, or the command has ended."""
         deadline = time.monotonic() + timeout_s
         while not condition() and self.process.poll() is None:
