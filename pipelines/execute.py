@@ -1,17 +1,14 @@
-"""Run a built workflow, here or on Argo, with its record in the store and a view for who watches."""
+"""Run a built workflow here, with its record in the store and a view for who watches."""
 
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.argo.follow import Follower
-from pipelines.engine.argo.submit import submit
 from pipelines.engine.events import Event, Outcome
 from pipelines.engine.holder import held
 from pipelines.engine.local import LocalEngine
@@ -21,7 +18,6 @@ from pipelines.run_state import RunState, new_state
 from pipelines.runs_store import log_tail, state_before
 from pipelines.telling import summary
 from pipelines.view import View
-from steps.lib.kube import Cluster
 from steps.lib.store import Store
 
 
@@ -63,62 +59,13 @@ def execute(
                 recorder.end(outcome, time.time())
         finally:
             whole = recorder.close()
-        view.ended(state, _last_words(store, state, recorder.problem, scratch))
+        view.ended(state, last_words(store, state, recorder.problem, scratch))
         if whole:
             shutil.rmtree(scratch, ignore_errors=True)
         return outcome
 
 
-def execute_on_argo(
-    document: dict[str, Any],
-    *,
-    cluster: Cluster,
-    namespace: str,
-    store: Store,
-    info: RunInfo,
-    view: View,
-    detach: bool = False,
-    again: bool = False,
-) -> Outcome | None:
-    """Submit the Workflow and follow it to its end; None when it goes on without us.
-
-    Args:
-        detach: do not follow.
-        again: the run has ended before; it runs once more under its name.
-
-    Raises:
-        UserError: the cluster refuses the workflow, or has another of that name.
-    """
-    workflow = parse_workflow(document)
-    state = new_state(workflow, time.time(), state_before(store, info.run_id) if again else None)
-    submit(cluster, document, namespace, again=again)
-    begin_record(store, info, document, state)
-    return None if detach else follow_on_argo(state, cluster=cluster, namespace=namespace, store=store, view=view)
-
-
-def follow_on_argo(state: RunState, *, cluster: Cluster, namespace: str, store: Store, view: View) -> Outcome | None:
-    """Follow a workflow that was submitted, and keep its record; None after Ctrl-C, which only ends the following."""
-    scratch = Path(tempfile.mkdtemp(prefix=f"tripod-{state.run_id}-"))
-    recorder = Recorder(store, state, None)
-
-    def listen(event: Event) -> None:
-        recorder(event)
-        view.update(event)
-
-    outcome = None
-    try:
-        with view.showing(state, recorder.lock), suppress(KeyboardInterrupt):
-            outcome = Follower(cluster, namespace, state.run_id, scratch=scratch, listeners=[listen]).run()
-            recorder.end(outcome, time.time())
-    finally:
-        recorder.close()
-        shutil.rmtree(scratch, ignore_errors=True)
-    if outcome:
-        view.ended(state, _last_words(store, state, recorder.problem, scratch))
-    return outcome
-
-
-def _last_words(store: Store, state: RunState, problem: str, scratch: Path) -> list[str]:
+def last_words(store: Store, state: RunState, problem: str, scratch: Path) -> list[str]:
     """What to tell a person at the end; of a success nothing, the caller knows what came out of it."""
     if problem:
         return [

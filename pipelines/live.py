@@ -82,7 +82,7 @@ class LiveView(View):
             lines.append(self._row(state, node, now, name_chars, options))
             lines += self._log_of(state, node, width)
         if state.stopping:
-            lines.append(Text(f"stopping: {state.stopping}; steps get time to end, Ctrl-C again kills them", "yellow"))
+            lines.append(Text(f"stopping: {state.stopping}", "yellow"))
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         return Group(*lines)

@@ -13,6 +13,7 @@ from pipelines.engine.events import (
     NodeFinished,
     NodeRetried,
     NodeStarted,
+    NodeWaits,
     Outcome,
     Phase,
     Progress,
@@ -37,6 +38,8 @@ class NodeState(BaseModel):
     started: float | None = None
     """Of the first attempt, seconds since the epoch."""
     finished: float | None = None
+    waiting: str = ""
+    """Why it cannot start although its turn has come."""
     exit_code: int | None = None
     message: str = ""
     outputs: dict[str, str] = {}
@@ -61,7 +64,7 @@ class RunState(BaseModel):
     exit_code: int | None = None
     message: str = ""
     stopping: str = ""
-    """Why it is being stopped."""
+    """Why it is being stopped, and what a person can do about it."""
     earlier: dict[str, int] = {}
     """Node -> its attempts before the run was resumed; their logs are kept under the first numbers."""
     nodes: dict[str, NodeState]
@@ -69,21 +72,25 @@ class RunState(BaseModel):
     def apply(self, event: Event) -> None:
         """Take in one event of the engine."""
         if isinstance(event, RunStopping):
-            self.stopping = event.reason
+            hint = "; steps get time to end, a second Ctrl-C kills them" if event.grace_s else ""
+            self.stopping = event.reason + hint
             return
         node = self._node(event.node)
         if isinstance(event, NodeStarted):
             node.phase, node.attempt, node.retry_at = Phase.RUNNING, event.attempt, None
+            node.waiting = ""
             node.started = node.started or event.time
             node.progress = {}
             self._parent_runs(node, event.time)
+        elif isinstance(event, NodeWaits):
+            node.waiting = event.reason
         elif isinstance(event, Progress):
             node.progress = event.values
         elif isinstance(event, NodeRetried):
             node.phase, node.retry_at = Phase.PENDING, event.time + event.wait_s
             node.exit_code, node.message = event.exit_code, event.message
         elif isinstance(event, NodeFinished):
-            node.phase, node.finished, node.retry_at = event.phase, event.time, None
+            node.phase, node.finished, node.retry_at, node.waiting = event.phase, event.time, None, ""
             node.exit_code, node.message = event.exit_code, event.message
             node.outputs, node.cache = event.outputs, event.cache
 

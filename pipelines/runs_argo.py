@@ -1,26 +1,27 @@
 """The runs that Argo runs: look at them on the cluster, come back to them, cancel them, run them again."""
 
-import tempfile
-import time
-from pathlib import Path
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from pipelines.clusters import compute_cluster
-from pipelines.engine.argo.follow import Follower
-from pipelines.engine.argo.submit import ENDED, cancel as cancel_workflow, phase_of
+from pipelines.clusters import gpu_cluster, open_workflows
+from pipelines.engine.argo.follow import GoneError
+from pipelines.engine.argo.status import ENDED, phase_of
+from pipelines.engine.argo.submit import cancel as cancel_workflow, check_free
 from pipelines.engine.events import Outcome
 from pipelines.engine.workflow import parse_workflow
-from pipelines.execute import execute_on_argo, follow_on_argo
-from pipelines.run_state import RunState, new_state
+from pipelines.execute_argo import catch_up, execute_on_argo, follow_on_argo
+from pipelines.run_state import RunState
 from pipelines.runs_store import Run, load_document
 from pipelines.settings.site import Site
-from pipelines.view import View
+from pipelines.view import Silence, View
 from steps.lib.errors import TripodError
-from steps.lib.kube import Cluster
-from steps.lib.kube.kinds import WORKFLOW
 from steps.lib.store import Store
+from steps.lib.trainjob.cancel import ask_cancel, cancel_train, left_over, withdraw_cancel
 from steps.lib.wait import wait
 
 _CANCEL_MARGIN_S = 60.0
+Say = Callable[[str], None]
 
 
 def site_of(run: Run) -> Site:
@@ -31,89 +32,126 @@ def site_of(run: Run) -> Site:
 
 
 def follow(store: Store, run: Run, view: View) -> Outcome | None:
-    """Come back to a run and follow it to its end; None after Ctrl-C."""
-    site = site_of(run)
-    with compute_cluster(site) as cluster:
-        return follow_on_argo(
-            _fresh(store, run), cluster=cluster, namespace=site.argo.namespace, store=store, view=view
-        )
-
-
-def look(store: Store, run: Run) -> RunState:
-    """The state of a run as the cluster has it now.
+    """Come back to a run and follow it to its end, from where its record stands; None after Ctrl-C.
 
     Raises:
-        UserError: the workflow is gone, or the cluster refuses us.
-        TemporaryError: the cluster is away.
+        GoneError: its workflow is gone.
     """
-    site, state = site_of(run), _fresh(store, run)
-    with compute_cluster(site) as cluster, tempfile.TemporaryDirectory() as scratch:
-        follower = Follower(cluster, site.argo.namespace, state.run_id, scratch=Path(scratch), listeners=[state.apply])
-        workflow = follower.look()
-        if phase_of(workflow) in ENDED:
-            state.end(follower.outcome(workflow), time.time())
-        follower.close()
-    return state
+    workflow = parse_workflow(load_document(store, run.info.run_id))
+    with open_workflows(site_of(run)) as workflows:
+        return follow_on_argo(run.state, workflow, workflows=workflows, store=store, view=view)
+
+
+def look(store: Store, run: Run, say: Say) -> RunState:
+    """The state of a run as the cluster has it now; its record and logs are brought up to date.
+
+    When the cluster cannot be asked, it is as it was recorded, with a word about it.
+    """
+    if run.state.phase != "Running":
+        return run.state
+    workflow = parse_workflow(load_document(store, run.info.run_id))
+    try:
+        with open_workflows(site_of(run)) as workflows:
+            catch_up(run.state, workflow, workflows=workflows, store=store)
+    except GoneError as e:
+        run.state.phase, run.state.message = "Lost", f"lost: {e}"
+    except TripodError as e:
+        say(f"warning: {e}; what follows was recorded before")
+    return run.state
+
+
+@contextmanager
+def following(store: Store, run: Run) -> Iterator[Callable[[], None]]:
+    """Keep the record and the logs of a run up to date while the block lasts.
+
+    Yields:
+        Raises what has ended the following, if anything did.
+    """
+    failed: list[TripodError] = []
+
+    def work() -> None:
+        try:
+            follow(store, run, Silence())
+        except TripodError as e:
+            failed.append(e)
+
+    def check() -> None:
+        if failed:
+            raise failed[0]
+
+    threading.Thread(target=work, name="follow", daemon=True).start()  # ends with the run, or with us
+    yield check
 
 
 def phases(run: Run) -> tuple[dict[str, str], str]:
-    """Phase of every workflow on the cluster of `run`, by run id; and why it cannot be known, or ""."""
-    site = site_of(run)
+    """Phase of every workflow where `run` is, by run id; and why it cannot be known, or ""."""
     try:
-        with compute_cluster(site) as cluster:
-            found = cluster.list(WORKFLOW, site.argo.namespace)
-            return {workflow["metadata"]["name"]: phase_of(workflow) for workflow in found}, ""
+        with open_workflows(site_of(run)) as workflows:
+            return {workflow["metadata"]["name"]: phase_of(workflow) for workflow in workflows.list()}, ""
     except TripodError as e:
         return {}, str(e)
 
 
-def cancel(store: Store, run: Run, *, grace_s: float) -> float | None:
+def cancel(store: Store, run: Run, *, grace_s: float, say: Say) -> float | None:
     """Cancel a run, its GPU job included. Seconds until it had ended; None when it did not run.
 
     Raises:
         TemporaryError: it has not ended in time.
     """
     site, run_id = site_of(run), run.info.run_id
-    store.put(cancel_mark(run_id), b"")  # tells a launcher that its SIGTERM is a cancel, not a lost pod
-    with compute_cluster(site) as cluster:
-        if not cancel_workflow(cluster, site.argo.namespace, run_id):
+    ask_cancel(store, run_id)
+    with open_workflows(site) as workflows:
+        ran = cancel_workflow(workflows, run_id)
+        _cancel_training(store, site, run_id, grace_s=grace_s, say=say)
+        if not ran:
             return None
-        return wait(
-            lambda: _has_ended(cluster, site.argo.namespace, run_id),
-            what=f"run {run_id} ends",
-            timeout_s=grace_s + _CANCEL_MARGIN_S,
-            every_s=1,
-        )
+
+        def has_ended() -> bool:
+            workflow = workflows.get(run_id)
+            return workflow is None or phase_of(workflow) in ENDED
+
+        what, timeout_s = f"run {run_id} ends", grace_s + _CANCEL_MARGIN_S
+        return wait(has_ended, what=what, timeout_s=timeout_s, every_s=1, say=say)
+
+
+def _cancel_training(store: Store, site: Site, run_id: str, *, grace_s: float, say: Say) -> None:
+    """Stop the run's TrainJobs: its launcher does the same, if it is alive to do so."""
+    if site.gang.target != "kubernetes":
+        return
+    cluster = gpu_cluster(site)
+    if cluster is None:
+        say("the GPU cluster is left to the run's launcher: neither gpu.kubeconfig nor $TRIPOD_GPU_KUBECONFIG is set")
+        return
+    with cluster:
+        cancel_train(cluster, store, namespace=site.gpu.namespace, run_id=run_id, grace_s=grace_s, say=say)
+
+
+def orphans(run: Run) -> list[str]:
+    """A warning for each TrainJob that a run which has ended has left on the GPU cluster."""
+    site, run_id = site_of(run), run.info.run_id
+    cluster = gpu_cluster(site) if site.gang.target == "kubernetes" else None
+    if cluster is None or run.state.phase == "Running":
+        return []
+    try:
+        with cluster:
+            left = left_over(cluster, site.gpu.namespace, run_id)
+    except TripodError as e:
+        return [f"warning: {e}; whether the run has left a job there is not known"]
+    return [
+        f"warning: its TrainJob {job.name} is still there with {job.num_pods} pods; "
+        f"`python -m pipelines.runs cancel {run_id}` stops it"
+        for job in left
+    ]
 
 
 def resume(store: Store, run: Run, view: View) -> Outcome | None:
-    """Run it once more under its name; recorded steps are not repeated. None after Ctrl-C."""
-    site = site_of(run)
-    store.delete([cancel_mark(run.info.run_id)])
-    with compute_cluster(site) as cluster:
-        return execute_on_argo(
-            load_document(store, run.info.run_id),
-            cluster=cluster,
-            namespace=site.argo.namespace,
-            store=store,
-            info=run.info,
-            view=view,
-            again=True,
-        )
+    """Run it once more under its name; recorded steps are not repeated. None after Ctrl-C.
 
-
-def cancel_mark(run_id: str) -> str:
-    """Key of an object that is there once a person has cancelled the run."""
-    return f"runs/{run_id}/cancel"
-
-
-def _fresh(store: Store, run: Run) -> RunState:
-    """A state that has not begun: following tells everything again."""
-    state = new_state(parse_workflow(load_document(store, run.info.run_id)), run.state.started)
-    state.earlier = run.state.earlier
-    return state
-
-
-def _has_ended(cluster: Cluster, namespace: str, name: str) -> bool:
-    workflow = cluster.get(WORKFLOW, namespace, name)
-    return workflow is None or phase_of(workflow) in ENDED
+    Raises:
+        UserError: it runs.
+    """
+    document = load_document(store, run.info.run_id)
+    with open_workflows(site_of(run)) as workflows:
+        check_free(workflows, document)
+        withdraw_cancel(store, run.info.run_id)
+        return execute_on_argo(document, workflows=workflows, store=store, info=run.info, view=view)

@@ -6,14 +6,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from threading import Lock
 
 from pipelines import runs_argo
-from pipelines.engine.argo.submit import ENDED
+from pipelines.engine.argo.status import ENDED
 from pipelines.engine.events import Phase
 from pipelines.execute import execute
 from pipelines.run_state import NodeState, RunState
@@ -21,7 +20,7 @@ from pipelines.runs_store import Run, load_document, load_run, load_runs, log_ta
 from pipelines.summary import summary as model_summary
 from pipelines.telling import detail, node_seconds, printable, state_word, summary, took
 from pipelines.view import choose_view
-from steps.lib.errors import Exit, TripodError, UserError
+from steps.lib.errors import Exit, UserError
 from steps.lib.log_parts import LogReader, log_prefix
 from steps.lib.store import Store
 from steps.lib.wait import wait
@@ -36,13 +35,13 @@ def show_list(store: Store, *, as_json: bool) -> int:
     """Print all runs, the newest first."""
     runs, problems = load_runs(store)
     _say([f"warning: {problem}" for problem in problems])
+    _ask_clusters(runs)
     if as_json:
         print(json.dumps([_as_json(run) for run in runs], ensure_ascii=False, indent=1))
         return Exit.DONE
     if not runs and not problems:
         _say([f"no runs in {store.uri}; start one with `python -m pipelines.train --model NAME`"])
         return Exit.DONE
-    _ask_clusters(runs)
     rows = [("RUN", "STATE", "STARTED", "TOOK", "WHAT")] + [_list_row(run) for run in runs]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
@@ -57,11 +56,11 @@ def show_status(store: Store, run_id: str, *, follow: bool, as_json: bool) -> in
         0, or with `follow` the exit code of the run.
     """
     run = load_run(store, run_id)
-    if run.on_argo and run.state.phase == "Running":
-        if follow:
-            outcome = runs_argo.follow(store, run, choose_view(json_lines=as_json))
-            return outcome.exit_code if outcome else say_detached(run_id)
-        run = replace(run, state=_on_cluster(store, run))
+    if run.on_argo and follow and run.state.phase == "Running":
+        return _come_back(store, run, as_json=as_json)
+    if run.on_argo:
+        runs_argo.look(store, run, _say_line)
+        _say(runs_argo.orphans(run))
     if follow:
         return _follow(store, run, as_json=as_json)
     if as_json:
@@ -87,7 +86,25 @@ def show_logs(store: Store, run_id: str, step: str, *, follow: bool, as_json: bo
     A step that has not started yet is waited for.
     """
     run = load_run(store, run_id)
+    if run.on_argo and not follow:
+        runs_argo.look(store, run, _say_line)
     _check_step(run.state, step)
+    if run.on_argo and follow and run.state.phase == "Running":
+        with runs_argo.following(store, run) as check:
+            return _print_logs(store, run, step, follow=True, as_json=as_json, check=check)
+    return _print_logs(store, run, step, follow=follow, as_json=as_json)
+
+
+def _print_logs(
+    store: Store,
+    run: Run,
+    step: str,
+    *,
+    follow: bool,
+    as_json: bool,
+    check: Callable[[], None] = lambda: None,
+) -> int:
+    run_id = run.info.run_id
     readers: dict[tuple[str, int], LogReader] = {}
     try:
         while True:
@@ -96,10 +113,11 @@ def show_logs(store: Store, run_id: str, step: str, *, follow: bool, as_json: bo
             sys.stdout.flush()
             if run.state.phase != "Running" or not follow:
                 return Exit.DONE
+            check()
             time.sleep(_LOOK_EVERY_S)
             run = load_run(store, run_id)
     except KeyboardInterrupt:
-        return say_detached(run.info.run_id)
+        return say_detached(run_id)
 
 
 def cancel(store: Store, run_id: str, *, grace_s: float) -> int:
@@ -111,10 +129,7 @@ def cancel(store: Store, run_id: str, *, grace_s: float) -> int:
     """
     run = load_run(store, run_id)
     if run.on_argo:
-        waited_s = runs_argo.cancel(store, run, grace_s=grace_s)
-        ended = f"ended {took(waited_s)} after it was asked to stop" if waited_s is not None else "does not run"
-        _say([f"run {run_id} {ended}", f"next: python -m pipelines.runs status {run_id}"])
-        return Exit.DONE
+        return _cancel_on_argo(store, run, grace_s=grace_s)
     if run.holder is None:
         _say([f"run {run_id} does not run: {run.state.phase}", *summary(run.state, lambda node: [])[1:]])
         return Exit.DONE
@@ -126,7 +141,7 @@ def cancel(store: Store, run_id: str, *, grace_s: float) -> int:
         lambda: load_run(store, run_id).holder is None,
         what=f"run {run_id} ends",
         timeout_s=grace_s + _CANCEL_MARGIN_S,
-        say=lambda line: _say([line]),
+        say=_say_line,
     )
     state = load_run(store, run_id).state
     _say(
@@ -149,16 +164,13 @@ def resume(store: Store, run_id: str, *, grace_s: float, as_json: bool, verbose:
     if run.state.phase == "Succeeded":
         _say([f"run {run_id} has succeeded, nothing is left to do; next: python -m pipelines.runs status {run_id}"])
         return Exit.DONE
+    view = choose_view(json_lines=as_json, verbose=verbose)
     if run.on_argo:
-        followed = runs_argo.resume(store, run, choose_view(json_lines=as_json, verbose=verbose))
-        return followed.exit_code if followed else say_detached(run_id)
-    outcome = execute(
-        load_document(store, run_id),
-        store=store,
-        info=run.info,
-        view=choose_view(json_lines=as_json, verbose=verbose),
-        grace_s=grace_s,
-    )
+        outcome = runs_argo.resume(store, run, view)
+    else:
+        outcome = execute(load_document(store, run_id), store=store, info=run.info, view=view, grace_s=grace_s)
+    if outcome is None:
+        return say_detached(run_id)
     if outcome.exit_code == Exit.DONE and not as_json:
         state = load_run(store, run_id).state
         served_as = (run.info.settings.get("serving") or {}).get("name") or run.info.recipe
@@ -194,26 +206,42 @@ def say_detached(run_id: str) -> int:
     return Exit.DONE
 
 
-def _on_cluster(store: Store, run: Run) -> RunState:
-    """The state of a run on Argo as the cluster has it, else as it was recorded, with a word about it."""
-    try:
-        return runs_argo.look(store, run)
-    except TripodError as e:
-        _say([f"warning: {e}; what follows was recorded before"])
-        return run.state
+def _come_back(store: Store, run: Run, *, as_json: bool) -> int:
+    """Follow a run on Argo to its end. Returns its exit code."""
+    outcome = runs_argo.follow(store, run, choose_view(json_lines=as_json))
+    if outcome is None:
+        return say_detached(run.info.run_id)
+    if outcome.exit_code == Exit.DONE and not as_json:
+        _say(summary(run.state, lambda node: []))
+    return outcome.exit_code
+
+
+def _cancel_on_argo(store: Store, run: Run, *, grace_s: float) -> int:
+    run_id = run.info.run_id
+    waited_s = runs_argo.cancel(store, run, grace_s=grace_s, say=_say_line)
+    state = runs_argo.look(store, run, _say_line)
+    if waited_s is None:
+        _say([f"run {run_id} does not run: {state.phase}", *summary(state, lambda node: [])[1:]])
+        return Exit.DONE
+    ended = f"run {run_id} ended {took(waited_s)} after it was asked to stop: {state.phase}, {state.message}"
+    _say([ended.rstrip(", "), *_last_words(store, state)[1:]])
+    return Exit.DONE
 
 
 def _ask_clusters(runs: list[Run]) -> None:
     """Bring the phases of runs on Argo up to date that nobody followed to their end."""
-    asked: dict[str, dict[str, str]] = {}
+    asked: dict[str, tuple[dict[str, str], str]] = {}
     for run in runs:
         if run.on_argo and run.state.phase == "Running":
-            if run.info.site not in asked:
-                asked[run.info.site], problem = runs_argo.phases(run)
-                _say([f"warning: {problem}; states of site {run.info.site} are as recorded"] if problem else [])
-            phase = asked[run.info.site].get(run.info.run_id, "Running")
-            if phase in ENDED:
-                run.state.phase = phase  # type: ignore[assignment]  # the phases of a run that has ended
+            where = json.dumps(run.info.settings.get("argo"), sort_keys=True)
+            if where not in asked:
+                asked[where] = runs_argo.phases(run)
+                if problem := asked[where][1]:
+                    _say([f"warning: {problem}; states of runs there are as recorded"])
+            phases, problem = asked[where]
+            phase = phases.get(run.info.run_id, "" if problem else "Lost")
+            if phase in ENDED or phase == "Lost":
+                run.state.phase = phase  # type: ignore[assignment]  # phases of a run that has ended
 
 
 def _states(store: Store, run: Run) -> Iterator[RunState]:
@@ -282,6 +310,10 @@ def _as_json(run: Run) -> dict[str, object]:
     info = run.info.model_dump(mode="json", include={"run_id", "recipe", "site", "tree", "command"})
     kept = {"phase", "started", "finished", "exit_code", "message"}
     return info | run.state.model_dump(mode="json", include=kept)
+
+
+def _say_line(line: str) -> None:
+    _say([line])
 
 
 def _say(lines: list[str]) -> None:

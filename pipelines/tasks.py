@@ -22,7 +22,7 @@ from pipelines.names import dns_name
 from pipelines.settings.site import Site
 from steps.contract import Step
 from steps.lib.errors import UserError
-from steps.runner import first_problem
+from steps.runner import CACHE_FILE, first_problem
 
 MAX_VALUE_BYTES = 100 << 10
 """Linux allows 128 KiB an argument (MAX_ARG_STRLEN); longer values go by reference to a blob."""
@@ -198,7 +198,8 @@ class Pipeline:
             outputs=[
                 Parameter(name=field, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{field}"))
                 for field in result.model_fields
-            ],
+            ]
+            + [Parameter(name=CACHE_FILE, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{CACHE_FILE}", default=""))],
             env=[Env(name=name, value=value) for name, value in self._step_env().items()],
             retry_strategy=RetryStrategy.model_validate(retry_strategy(self.site.run.retries, self.site.run.backoff_s)),
             active_deadline_seconds=int(step.timeout.total_seconds()),

@@ -147,6 +147,8 @@ def _why_it_waits(state: RunState, node: NodeState, now: float) -> str:
     if node.retry_at is not None:
         wait = f"again in {took(max(0, node.retry_at - now))}" if node.retry_at > now else "again when there is room"
         return f"attempt {node.attempt + 1} failed, {wait}; {_failure(node)}"
+    if node.waiting:
+        return f"cannot start: {node.waiting}"
     open_ones = [name for name in node.waits_for if name in state.nodes and not state.nodes[name].phase.ended]
     return f"waits for {', '.join(open_ones)}" if open_ones else ""
 

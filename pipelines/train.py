@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]"
     import yaml
 
     from pipelines.engine.recorder import RunInfo
-    from pipelines.execute import execute, execute_on_argo, source_revision
+    from pipelines.execute import execute, source_revision
     from pipelines.settings.load import store_uri
     from pipelines.summary import summary
     from pipelines.view import choose_view, tell
@@ -120,18 +120,13 @@ def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]"
     if site.value.engine == "local":
         outcome = execute(document, store=store, info=info, view=view, grace_s=site.value.run.grace_s)
     else:
-        from pipelines.clusters import compute_cluster
+        from pipelines.clusters import open_workflows
+        from pipelines.execute_argo import execute_on_argo
         from pipelines.runs_commands import say_detached
 
-        with compute_cluster(site.value) as cluster:
+        with open_workflows(site.value) as workflows:
             followed = execute_on_argo(
-                document,
-                cluster=cluster,
-                namespace=site.value.argo.namespace,
-                store=store,
-                info=info,
-                view=view,
-                detach=args.detach,
+                document, workflows=workflows, store=store, info=info, view=view, detach=args.detach
             )
         if followed is None:
             return say_detached(run_id)

@@ -1,6 +1,7 @@
 """What a person, or a program, sees of a run while it goes on. Everything but JSON goes to stderr.
 
 LiveView   a table that is redrawn, at a terminal (live.py)
+Silence    nothing
 PlainView  one line for each thing that happens, elsewhere
 JsonView   one JSON object a line on stdout, for programs
 """
@@ -51,6 +52,24 @@ class View(ABC):
         """
 
 
+class Silence(View):
+    """Shows nothing: the record is kept all the same."""
+
+    @contextmanager
+    def showing(self, state: RunState, lock: Lock) -> Iterator[None]:
+        """See View.showing."""
+        yield
+
+    def update(self, event: Event) -> None:
+        """See View.update."""
+
+    def refresh(self, state: RunState) -> None:
+        """See View.refresh."""
+
+    def ended(self, state: RunState, lines: Sequence[str]) -> None:
+        """See View.ended."""
+
+
 class PlainView(View):
     """One line for each thing that happens.
 
@@ -61,7 +80,7 @@ class PlainView(View):
     def __init__(self, *, verbose: bool = False, stream: TextIO | None = None):
         self._verbose = verbose
         self._stream = stream or sys.stderr
-        self._seen: dict[str, tuple[Phase, int, float | None]] = {}
+        self._seen: dict[str, tuple[Phase, int, float | None, str]] = {}
         self._progress_at: dict[str, float] = {}
         self._stopping = ""
 
@@ -86,10 +105,10 @@ class PlainView(View):
         now = time.time()
         if state.stopping != self._stopping:
             self._stopping = state.stopping
-            self._say(f"stopping: {state.stopping}; steps get time to end, a second Ctrl-C kills them")
+            self._say(f"stopping: {state.stopping}")
         for node in state.nodes.values():
-            now_seen = (node.phase, node.attempt, node.retry_at)
-            if self._seen.get(node.name, (Phase.PENDING, -1, None)) != now_seen:
+            now_seen = (node.phase, node.attempt, node.retry_at, node.waiting)
+            if self._seen.get(node.name, (Phase.PENDING, -1, None, "")) != now_seen:
                 self._seen[node.name] = now_seen
                 self._say(f"{node.name} {self._happened(state, node, now)}".rstrip())
             elif node.phase == Phase.RUNNING and node.progress:

@@ -3,6 +3,7 @@
     NodeStarted   an attempt of a node starts            NodeFinished  a node has its final state
     NodeRetried   an attempt failed, another follows     LogLine, Progress   what a step wrote
     NodeReady     a node is known and waits              RunStopping   the run was asked to stop
+    NodeWaits     its pod cannot start, and why (on a cluster)
 
 A node is a task, one item of a task that fans out (`tokenize.3`), or the exit handler (`onExit`).
 Listeners are called one event at a time, from the engine's threads; they must be quick.
@@ -65,6 +66,13 @@ class NodeReady(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeWaits(Event):
+    """The node could run, but what runs it cannot start yet."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeStarted(Event):
     """A process starts."""
 
@@ -120,7 +128,7 @@ class RunStopping(Event):
 
     reason: str
     grace_s: float
-    """Processes that still run after it are killed."""
+    """Processes that still run after it are killed; 0: a cluster decides."""
 
 
 Listener = Callable[[Event], None]

@@ -143,6 +143,11 @@ class Scope:
         value = self._value(ref, item)
         if value is None:
             raise _skipped(ref)
+        if "{{" in value and ref.kind in ("item", "tasks"):
+            raise TaskError(
+                f"{{{{{ref.name}}}}}: its value {value[:80]!r} holds '{{{{', which Argo would take for a reference; "
+                "put it into the store and pass its key"
+            )
         return value
 
     def _value(self, ref: Ref, item: str | None) -> str | None:

@@ -63,7 +63,7 @@ class Recorder:
 
     Args:
         state: is brought up to date with each event; guarded by `lock`.
-        holder: is kept alive; None when no process of ours runs the workflow.
+        holder: is kept alive; None when a cluster runs the workflow, and others may follow it too.
     """
 
     def __init__(self, store: Store, state: RunState, holder: Holder | None):
@@ -91,7 +91,7 @@ class Recorder:
             if isinstance(event, NodeStarted):
                 number = self.state.earlier.get(event.node, 0) + event.attempt
                 prefix = log_prefix(self.state.run_id, event.node, number)
-                self._logs[event.node, event.attempt] = LogCopy(self._store, prefix, event.log)
+                self._logs[event.node, event.attempt] = LogCopy(self._store, prefix, event.log, shared=not self._holder)
             elif isinstance(event, NodeRetried | NodeFinished) and (event.node, event.attempt) in self._logs:
                 self._logs[event.node, event.attempt].ended = True
         if isinstance(event, NodeStarted | NodeRetried | NodeFinished):

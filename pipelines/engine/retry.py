@@ -1,7 +1,8 @@
 """The one retry strategy, written for Argo and read by the local engine.
 
 The expression is the exit table of steps.lib.errors in Argo's words: codes 75, 76 and those of 128
-and above but 130, and Argo's own errors. A test evaluates both on every code.
+and above but 130, and Argo's own errors. Argo gives -1 where a pod left no code: it was evicted, lost with
+its node, or took too long, and the local engine has a code above 128 for that. A test evaluates both on every code.
 """
 
 import re
@@ -13,7 +14,7 @@ from steps.lib.errors import is_retryable
 
 RETRY_EXPRESSION = (
     'lastRetry.status == "Error" || asInt(lastRetry.exitCode) in [75, 76] || '
-    "(asInt(lastRetry.exitCode) >= 128 && asInt(lastRetry.exitCode) != 130)"
+    "(asInt(lastRetry.exitCode) >= 128 && asInt(lastRetry.exitCode) != 130) || asInt(lastRetry.exitCode) < 0"
 )
 _UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 

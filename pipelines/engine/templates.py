@@ -8,6 +8,7 @@ from pipelines.engine.document import Place, by_name
 from pipelines.engine.references import Ref, Text, literal, parse_text
 from pipelines.engine.retry import Retry, parse_retry
 from steps.lib.errors import UserError
+from steps.runner import CACHE_FILE
 
 OUTPUTS_FOLDER = "/tmp/tripod/outputs"
 """$TRIPOD_OUTPUTS in built workflows; the local engine gives each attempt a folder of its own in its place."""
@@ -116,6 +117,8 @@ def _outputs(template: Place, folder: str) -> tuple[Output, ...]:
         if not path.is_relative_to(folder) or path == PurePosixPath(folder) or ".." in path.parts:
             raise source.at("path").wrong(f"a file below {folder} ($TRIPOD_OUTPUTS of the container)")
         default = literal(source.at("default")) if source.has("default") else None
+        if name == CACHE_FILE:  # Argo learns by it whether the step took a record; here the file is read anyway
+            continue
         outputs.append(Output(name=name, file=str(path.relative_to(folder)), default=default))
     return tuple(outputs)
 

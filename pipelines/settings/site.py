@@ -88,7 +88,9 @@ class ArgoSettings(Settings):
     context: str = ""
     """In that file; empty: its current one."""
     server: str = ""
-    """URL of an Argo server to submit through; empty: the Kubernetes API."""
+    """URL of an Argo server to submit through, with the token in $ARGO_TOKEN; empty: the Kubernetes API."""
+    ca_bundle: str = ""
+    """File with the CA certificates that that server is checked against; empty for the system's."""
     s3_secret: str = "tripod-s3"
     """Secret in the team's namespaces with the store's credentials: key `credentials`, a file as the AWS clients read it."""
 

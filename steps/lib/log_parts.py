@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from steps.lib.store import NotFoundError, Store
+from steps.lib.store import ConflictError, NotFoundError, Store
 
 EAGER_BYTES = 64 << 10
 """That much waiting is copied without delay."""
@@ -29,29 +29,42 @@ class LogCopy:
     path: Path
     ended: bool = False
     """Whether the file will grow no more."""
+    shared: bool = False
+    """Whether others copy the same text too, or have before: what is in the store already is not written again."""
     _offset: int = 0
     _part: int = 0
     _last: float = 0.0
+    _looked: bool = False
 
     @property
     def done(self) -> bool:
         """Whether all of it is in the store."""
-        return self.ended and self._waiting() == 0
+        return self.ended and self._waiting() <= 0
 
     def copy(self) -> None:
         """Write what is due."""
+        if self.shared and not self._looked:
+            self._skip_stored()
         waiting = self._waiting()
         every_s = min(_LAST_S, _FIRST_S + self._part / _PARTS_A_SECOND_MORE)
         due = self.ended or waiting >= EAGER_BYTES or time.monotonic() - self._last >= every_s
-        if not waiting or not due:
+        if waiting <= 0 or not due:
             return
+        write = self.store.create if self.shared else self.store.put
         with self.path.open("rb") as file:
             file.seek(self._offset)
             while data := file.read(MAX_PART_BYTES):
-                self.store.put(part_key(self.prefix, self._part), data)
+                try:
+                    write(part_key(self.prefix, self._part), data)
+                except ConflictError:  # another was faster
+                    return self._skip_stored()
                 self._offset += len(data)
                 self._part += 1
         self._last = time.monotonic()
+
+    def _skip_stored(self) -> None:
+        sizes = [head.size for head in self.store.list(self.prefix)]
+        self._offset, self._part, self._looked = sum(sizes), len(sizes), True
 
     def _waiting(self) -> int:
         return (self.path.stat().st_size if self.path.exists() else 0) - self._offset

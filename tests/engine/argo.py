@@ -1,4 +1,4 @@
-"""Argo on a real cluster as the conformance suite sees it. Needs TRIPOD_COMPUTE_KUBECONFIG and TRIPOD_IMAGE_DATA."""
+"""Argo on a real cluster as the conformance suite sees it. Needs TRIPOD_COMPUTE_KUBECONFIG and an image (IMAGES)."""
 
 import copy
 import os
@@ -12,25 +12,34 @@ from pipelines import pods
 from pipelines.clusters import compute_cluster
 from pipelines.engine.argo.follow import Follower
 from pipelines.engine.argo.submit import cancel, submit
+from pipelines.engine.argo.workflows import KubernetesWorkflows, Workflows
 from pipelines.engine.events import Event, LogLine, Outcome
+from pipelines.engine.templates import OUTPUTS_FOLDER
+from pipelines.engine.workflow import parse_workflow
+from pipelines.run_state import new_state
 from pipelines.settings.load import load_site
-from steps.lib.kube import Cluster
 from tests.engine.engines import Result, wait_until
 from tests.engine.workflows import Document
 
 DEADLINE_S = 300
+KEPT_S = 1800
+"""How long a workflow can be looked at after a test."""
+IMAGES = ("TRIPOD_LAB_IMAGE", "TRIPOD_IMAGE_DATA", "TRIPOD_IMAGE_TRAIN")
+"""Variables that name an image with Python in it, by digest; the first that is set counts."""
 
 
 class ArgoRun:
     """A run on Argo, followed in a thread."""
 
-    def __init__(self, cluster: Cluster, namespace: str, document: Document, scratch: Path):
-        self._cluster, self._namespace = cluster, namespace
+    def __init__(self, workflows: Workflows, document: Document, scratch: Path):
+        self._workflows = workflows
         self._name = document["metadata"]["name"]
         self._lines: list[LogLine] = []
         self._started = time.monotonic()
-        submit(cluster, document, namespace)
-        self._follower = Follower(cluster, namespace, self._name, scratch=scratch, listeners=[self._listen])
+        submit(workflows, document)
+        workflow = parse_workflow(document)
+        state = new_state(workflow, time.time())
+        self._follower = Follower(workflows, workflow, state, scratch=scratch, listeners=[self._listen])
         self._outcome: Outcome | None = None
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -45,7 +54,7 @@ class ArgoRun:
 
     def cancel(self) -> None:
         """See Running."""
-        cancel(self._cluster, self._namespace, self._name)
+        cancel(self._workflows, self._name)
 
     def result(self) -> Result:
         """See Running."""
@@ -76,17 +85,18 @@ class ArgoRun:
 
 
 class ArgoEngine:
-    """Argo as the suite sees it. Workflows stay on the cluster: a test that failed can be looked at."""
+    """Argo as the suite sees it."""
 
     def __init__(self, scratch: Path):
         self._site = load_site("lab").value
-        self._cluster = compute_cluster(self._site)
+        self._workflows = KubernetesWorkflows(compute_cluster(self._site), self._site.argo.namespace)
         self._scratch = scratch
+        self._image = next(os.environ[name] for name in IMAGES if os.environ.get(name))
 
     def start(self, document: Document) -> ArgoRun:
         """See Engine."""
         ours = self._dressed(document)
-        return ArgoRun(self._cluster, self._site.argo.namespace, ours, self._scratch / ours["metadata"]["name"])
+        return ArgoRun(self._workflows, ours, self._scratch / ours["metadata"]["name"])
 
     def run(self, document: Document) -> Result:
         """See Engine."""
@@ -94,6 +104,7 @@ class ArgoEngine:
 
     def close(self) -> None:
         """Nothing runs here."""
+        self._workflows.close()
 
     def _dressed(self, document: Document) -> Document:
         """What our builders put around a workflow for a cluster."""
@@ -102,11 +113,13 @@ class ArgoEngine:
         spec = ours["spec"]
         spec["serviceAccountName"] = self._site.argo.service_account
         spec["securityContext"] = pods.security().model_dump(mode="json", by_alias=True, exclude_none=True)
-        spec["volumes"] = [{"name": "tmp", "emptyDir": {}}]
+        spec["ttlStrategy"] = {"secondsAfterCompletion": KEPT_S}
+        spec["volumes"] = [{"name": "outputs", "emptyDir": {}}]
         for template in spec["templates"]:
             if container := template.get("container"):
-                container["image"] = os.environ["TRIPOD_IMAGE_DATA"]
+                container["image"] = self._image
+                container["env"] = [*container.get("env", []), {"name": "CLOCK_S", "value": "10"}]
                 container["imagePullPolicy"] = "IfNotPresent"
                 container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-                container["volumeMounts"] = [{"name": "tmp", "mountPath": "/tmp"}]
+                container["volumeMounts"] = [{"name": "outputs", "mountPath": OUTPUTS_FOLDER}]
         return ours

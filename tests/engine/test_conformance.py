@@ -128,9 +128,7 @@ def test_the_exit_handler_sees_how_the_run_ended(engine, name, status, code):
 def test_values_arrive_byte_for_byte(engine, source):
     result = engine.run(ALL[f"values_of_{source}"]())
     assert result.phase == "Succeeded"
-    got = {name: result.value(name) for name in VALUES if name in result.nodes}
-    assert got == {name: VALUES[name] for name in got}
-    assert len(got) >= len(VALUES) - 1
+    assert {name: result.value(name) for name in VALUES} == VALUES
 
 
 def test_missing_output_files(engine):
@@ -173,13 +171,6 @@ def test_a_cancelled_run_retries_nothing(engine):
     assert result.nodes["a"]["phase"] == "Failed"
     assert result.nodes["a"]["attempts"] == 1
     assert result.nodes["b"]["attempts"] == 0
-
-
-def test_little_time_goes_by_between_steps(engine):
-    result = engine.run(ALL["chain"]())
-    steps_s = sum(node["wall_s"] for node in result.nodes.values())
-    assert result.phase == "Succeeded"
-    assert (result.wall_s - steps_s) / len(result.nodes) <= 0.05
 
 
 def test_an_unused_template_does_no_harm(engine):

@@ -1,5 +1,6 @@
 """What only the local engine can be asked: its processes."""
 
+import json
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from pipelines.engine.local import SAME_WISH_S
 from tests.engine.engines import LocalEngine, is_alive, wait_until
-from tests.engine.workflows import ALL, task, template, workflow
+from tests.engine.workflows import ALL, out, task, template, workflow
 
 WITH_PARENT = (
     "import ctypes, os, signal, time; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
@@ -187,3 +188,29 @@ def test_the_python_of_the_engine_runs_the_steps(engine):
     import sys
 
     assert Path(engine.run(workflow([task("a", "who")], [template("who", code)])).value("a")) == Path(sys.executable)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        [task("a", "unhex", value=f"x{b'{{workflow.name}}'.hex()}"), task("b", value=out("a"), depends="a")],
+        [
+            task("a", "unhex", value=f"x{json.dumps(['{{=1}}']).encode().hex()}"),
+            task("b", value="{{item}}", depends="a", withParam=out("a")),
+        ],
+    ],
+    ids=["output", "item"],
+)
+def test_a_value_that_argo_would_take_for_a_reference_is_refused(engine, tasks):
+    unhex = ALL["values_of_outputs"]()["spec"]["templates"][-1]
+    result = engine.run(workflow(tasks, [unhex]))
+    assert result.phases()["a"] == "Succeeded"
+    assert result.phases()["b"] == "Error"
+    assert "which Argo would take for a reference" in result.message
+
+
+def test_little_time_goes_by_between_steps(engine):
+    result = engine.run(ALL["chain"]())
+    steps_s = sum(node["wall_s"] for node in result.nodes.values())
+    assert result.phase == "Succeeded"
+    assert (result.wall_s - steps_s) / len(result.nodes) <= 0.05

@@ -22,6 +22,10 @@ def test_argos_own_errors_are_retried_whatever_the_code():
     assert all(argo(code, "Error") for code in (-1, 0, 1, 2, 130))
 
 
+def test_a_pod_that_left_no_code_is_retried():
+    assert argo(-1, "Failed")
+
+
 def test_what_is_built_can_be_read():
     strategy = yaml.safe_load(yaml.safe_dump(retry_strategy(3, 5)))
     retry = parse_retry(Place("retryStrategy", strategy))

@@ -17,10 +17,10 @@ SAY = (
 )
 """Writes its argument to the output `value`, byte for byte."""
 CLOCK = (
-    "import os, pathlib, time; start = time.time(); time.sleep(1); "
+    "import os, pathlib, time; start = time.time(); time.sleep(float(os.environ.get('CLOCK_S', '1'))); "
     "pathlib.Path(os.environ['TRIPOD_OUTPUTS'], 'value').write_text(f'{start} {time.time()}')"
 )
-"""Writes when it started and ended, a second apart, to the output `value`."""
+"""Writes when it started and ended to the output `value`: a second apart, $CLOCK_S where starting takes longer."""
 FAIL = "import sys; print('some work'); print('error: it went wrong', file=sys.stderr); sys.exit(int(sys.argv[1]))"
 """Exits with the code that it is given."""
 
@@ -253,7 +253,7 @@ VALUES = {
     "empty": "",
     "spaces": "  both  sides  ",
     "percent": "%s %(a)s %%",
-    "reference": "{{workflow.name}} {{item}} {{nothing}}",
+    "brace": "{one} } {",
 }
 """Values that have to arrive byte for byte."""
 
@@ -261,10 +261,9 @@ VALUES = {
 @_document
 def values_of_parameters() -> Document:
     """Every value as a parameter of the workflow, through a task's argument to a process."""
-    names = [name for name in VALUES if name != "reference"]  # Argo takes braces in an argument for its own
     return workflow(
-        [task(name, value=f"{{{{workflow.parameters.{name}}}}}") for name in names],
-        arguments={"parameters": [{"name": name, "value": VALUES[name]} for name in names]},
+        [task(name, value=f"{{{{workflow.parameters.{name}}}}}") for name in VALUES],
+        arguments={"parameters": [{"name": name, "value": value} for name, value in VALUES.items()]},
     )
 
 

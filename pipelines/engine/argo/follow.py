@@ -1,13 +1,17 @@
 """Follow a Workflow on a cluster: what happens to it becomes the events that the local engine has."""
 
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.engine.argo.failures import explain
 from pipelines.engine.argo.logs import PodLog
-from pipelines.engine.argo.status import Attempt, NodeView, views, workflow_message
-from pipelines.engine.argo.submit import ENDED, phase_of
+from pipelines.engine.argo.status import ENDED, Attempt, NodeView, phase_of, seconds, views, workflow_message
+from pipelines.engine.argo.workflows import Workflows
 from pipelines.engine.events import (
+    EXIT_NODE,
     Event,
     Listener,
     LogLine,
@@ -16,129 +20,220 @@ from pipelines.engine.events import (
     NodeResult,
     NodeRetried,
     NodeStarted,
+    NodeWaits,
     Outcome,
     Phase,
     Progress,
     RunStopping,
 )
+from pipelines.engine.templates import Template
+from pipelines.engine.workflow import Workflow
+from pipelines.run_state import NodeState, RunState
 from steps.lib.errors import Exit, UserError
-from steps.lib.kube import Cluster, Object
-from steps.lib.kube.kinds import WORKFLOW
+from steps.lib.kube import Object
 
 LOOK_EVERY_S = 1.0
+_PATIENCE_S = 10.0
+"""How long a pod, or the workflow, may wait before somebody is asked why; and how often."""
+
+
+class GoneError(UserError):
+    """The workflow is not there any more."""
+
+
+@dataclass
+class _Told:
+    """How much of a node was told."""
+
+    started: int = 0
+    """Attempts."""
+    retried: int = 0
+    waits: str = ""
+    """Why it waits."""
+    asked: float = 0.0
+    """When the cluster was last asked why (monotonic)."""
 
 
 class Follower:
     """Tells what happens to one workflow until it has ended.
 
     Args:
+        state: what was told of this workflow before; it is not told again.
         scratch: a folder that gets a log file for each attempt.
         listeners: told of every event, from several threads.
+        live: read the logs of running pods as they come; False: what is there (`take`).
     """
 
     def __init__(
-        self, cluster: Cluster, namespace: str, run: str, *, scratch: Path, listeners: Sequence[Listener] = ()
+        self,
+        workflows: Workflows,
+        workflow: Workflow,
+        state: RunState,
+        *,
+        scratch: Path,
+        listeners: Sequence[Listener] = (),
+        live: bool = True,
     ):
-        self._cluster, self._namespace, self._run = cluster, namespace, run
+        self._live = live
+        self._workflows, self._workflow = workflows, workflow
         self._scratch, self._listeners = scratch, listeners
-        self._told: dict[str, int] = {}
-        """Node -> attempts that were told to have started."""
-        self._retried: dict[str, int] = {}
+        self._templates = {task.name: task.template for task in workflow.tasks}
+        self._told: dict[str, _Told] = {}
         self._ended: dict[str, NodeResult] = {}
-        self._waits: dict[str, str] = {}
-        """Node -> why its pod does not run, as last told."""
+        self._ended_at: dict[str, float] = {}
         self._logs: dict[tuple[str, int], PodLog] = {}
-        self._errors: dict[tuple[str, int], str] = {}
-        """The last line `error: ...` of each attempt."""
-        self._stopping = False
+        self._said: dict[tuple[str, int], tuple[str, str]] = {}
+        """The last line `error: ...` of each attempt, and its last line."""
+        self.ended_at = 0.0
+        """When the workflow ended, seconds since the epoch."""
+        self._unseen = ""
+        """Why nothing has begun, as last told."""
+        self._emit_lock = threading.Lock()
+        self._leave = threading.Event()
+        self._stopping = bool(state.stopping)
+        for node in state.nodes.values():
+            self._recall(node)
 
-    def run(self) -> Outcome:
-        """Follow to the end.
+    def run(self) -> Outcome | None:
+        """Follow to the end, or until `leave` is called: then there is no outcome.
 
         Raises:
-            UserError: the workflow is gone.
-            TemporaryError: the cluster stayed away.
+            GoneError: the workflow is gone.
+            TemporaryError: the server stayed away.
             KeyboardInterrupt: Ctrl-C; the workflow goes on.
         """
         try:
-            while True:
-                workflow = self.look()
-                if phase_of(workflow) in ENDED:
-                    return self.outcome(workflow)
-                time.sleep(LOOK_EVERY_S)
+            while not (outcome := self.look()):
+                if self._leave.wait(LOOK_EVERY_S):
+                    return None
+            return outcome
         finally:
-            self.close()
+            for log in self._logs.values():
+                log.drop()
 
-    def close(self) -> None:
-        """Follow no more logs."""
-        for log in self._logs.values():
-            log.end(0)
-
-    def look(self) -> Object:
-        """Look once, and tell what is new. Returns the Workflow."""
-        workflow = self._cluster.get(WORKFLOW, self._namespace, self._run)
+    def look(self) -> Outcome | None:
+        """Look once, and tell what is new. Returns how it ended, once it has."""
+        name = self._workflow.name
+        workflow = self._workflows.get(name)
         if workflow is None:
-            raise UserError(
-                f"run {self._run}: no such workflow in {self._namespace} of the {self._cluster.name} cluster any more; "
-                f"`python -m pipelines.runs resume {self._run}` submits it again"
+            raise GoneError(
+                f"run {name}: its workflow is gone from {self._workflows.place}; "
+                f"`python -m pipelines.runs resume {name}` submits it again"
             )
         if workflow["spec"].get("shutdown") and not self._stopping:
             self._stopping = True
             self._emit(RunStopping(node="", time=time.time(), reason="cancelled", grace_s=0))
-        for view in views(workflow):
-            if view.name not in self._ended:
-                self._tell(view)
-        return workflow
+        news = [view for view in views(workflow) if view.name not in self._ended]
+        for view in news:
+            self._tell(view)
+        for view in sorted((view for view in news if view.phase.ended), key=_end):
+            self._finish(view)
+        if phase_of(workflow) in ENDED:
+            self.ended_at = seconds(workflow["status"].get("finishedAt")) or time.time()
+            return self._outcome(workflow)
+        if not self._told and not self._ended:
+            self._tell_unseen(workflow)
+        return None
+
+    def take(self) -> Outcome | None:
+        """Look once, with all that pods have written until now. Returns how it ended, once it has."""
+        outcome = self.look()
+        for log in self._logs.values():
+            log.end()
+        return outcome
+
+    def leave(self) -> None:
+        """End `run`, from another thread."""
+        self._leave.set()
+
+    # ---- one node ----------------------------------------------------------------------------
+
+    def _recall(self, node: NodeState) -> None:
+        """Take up a node where an earlier follower has left it; an attempt that ran is told again, for its log."""
+        if node.phase.ended:
+            self._ended_at[node.name] = node.finished or 0.0
+            self._ended[node.name] = NodeResult(
+                phase=node.phase,
+                exit_code=node.exit_code,
+                message=node.message,
+                outputs=node.outputs,
+                attempts=node.attempt + 1,
+                wall_s=(node.finished or 0.0) - (node.started or node.finished or 0.0),
+            )
+        elif node.attempt >= 0:
+            done = node.attempt + (node.retry_at is not None)
+            self._told[node.name] = _Told(started=done, retried=done)
 
     def _tell(self, view: NodeView) -> None:
         if view.name not in self._told:
-            self._told[view.name] = 0
+            self._told[view.name] = _Told()
             self._emit(NodeReady(node=view.name, time=time.time()))
+        told = self._told[view.name]
         for number, attempt in enumerate(view.attempts):
-            if number >= self._told[view.name]:
+            if attempt.phase == Phase.PENDING:
+                self._wait(view.name, told, attempt)
+            elif number >= told.started:
                 self._start(view.name, number, attempt)
-            if number + 1 < len(view.attempts) and number >= self._retried.get(view.name, 0):
+            if number + 1 < len(view.attempts) and number >= told.retried:
                 self._retry(view.name, number, attempt)
-        if view.phase.ended:
-            self._finish(view)
-        elif view.attempts and view.attempts[-1].phase == Phase.PENDING:
-            self._wait(view.name, view.attempts[-1].message)
 
     def _start(self, name: str, number: int, attempt: Attempt) -> None:
         path = self._scratch / name / str(number) / "log"
+        self._told[name].started, self._told[name].waits = number + 1, ""
         self._emit(NodeStarted(node=name, time=attempt.started or time.time(), attempt=number, log=path))
-        self._told[name] = number + 1
 
         def line(text: str) -> None:
             self._line(name, number, text)
 
-        self._logs[name, number] = PodLog(self._cluster, self._namespace, self._run, attempt.node_id, path, line)
+        self._logs[name, number] = PodLog(
+            self._workflows, self._workflow.name, attempt.pod, path, line, live=self._live
+        )
 
     def _line(self, name: str, number: int, text: str) -> None:
         now = time.time()
-        if text.startswith("error: "):
-            self._errors[name, number] = text.removeprefix("error: ")
+        error, last = self._said.get((name, number), ("", ""))
+        error = text.removeprefix("error: ") if text.startswith("error: ") else error
+        self._said[name, number] = error, text.strip() or last
         if text.startswith("progress "):
             values = dict(pair.split("=", 1) for pair in text.split()[1:] if "=" in pair)
             self._emit(Progress(node=name, time=now, values=values))
         self._emit(LogLine(node=name, time=now, attempt=number, line=text))
 
-    def _wait(self, name: str, why: str) -> None:
-        """A pod that cannot be scheduled, or whose image is not there, says so instead of waiting silently."""
-        if why and self._waits.get(name) != why:
-            self._waits[name] = why
-            self._emit(Progress(node=name, time=time.time(), values={"phase": f"pod waits: {why}"}))
+    def _wait(self, name: str, told: _Told, attempt: Attempt) -> None:
+        """A pod that fits nowhere, or whose image or Secret is not there, says so instead of waiting silently."""
+        why, now = attempt.message, time.monotonic()
+        if why in ("", "PodInitializing", "ContainerCreating"):
+            if time.time() - attempt.started < _PATIENCE_S or now - told.asked < _PATIENCE_S:
+                return
+            told.asked = now
+            why = self._workflows.why_it_waits(attempt.pod)
+        if why and told.waits != why:
+            told.waits = why
+            self._emit(NodeWaits(node=name, time=time.time(), reason=why))
+
+    def _tell_unseen(self, workflow: Object) -> None:
+        """Nothing has begun: the first tasks say why, when it takes long."""
+        created = seconds(workflow["metadata"]["creationTimestamp"]) or time.time()
+        why = workflow_message(workflow)
+        if not why and phase_of(workflow) == "Pending" and time.time() - created > _PATIENCE_S:
+            why = f"no Argo controller has taken the workflow up; does one run that looks at {self._workflows.place}?"
+        if why and why != self._unseen:
+            self._unseen = why
+            for task in self._workflow.tasks:
+                if not task.depends:
+                    self._emit(NodeWaits(node=task.name, time=time.time(), reason=why))
 
     def _retry(self, name: str, number: int, attempt: Attempt) -> None:
         self._end_log(name, number)
-        self._retried[name] = number + 1
+        self._told[name].retried = number + 1
+        code, message = self._explain(name, number, attempt)
         self._emit(
             NodeRetried(
                 node=name,
                 time=attempt.finished or time.time(),
                 attempt=number,
-                exit_code=attempt.exit_code or 0,
-                message=self._said(name, number, attempt.message),
+                exit_code=code or 0,
+                message=message,
                 wait_s=0,
             )
         )
@@ -146,18 +241,12 @@ class Follower:
     def _finish(self, view: NodeView) -> None:
         last = len(view.attempts) - 1
         self._end_log(view.name, last)
-        attempt = view.attempts[-1] if view.attempts else None
-        message = (
-            self._said(view.name, last, (attempt and attempt.message) or view.message)
-            if view.phase.bad
-            else view.message
-        )
-        if view.phase == Phase.SUCCEEDED:
-            message = ""
-        code = attempt.exit_code if attempt else None
-        if attempt and code is None:
-            code = Exit.DONE if view.phase == Phase.SUCCEEDED else None
-        self._ended[view.name] = NodeResult(
+        code, message = None, "" if view.phase == Phase.SUCCEEDED else view.message
+        if view.attempts:
+            code, message = self._explain(view.name, last, view.attempts[-1])
+        elif view.items is not None:
+            code, message = self._of_items(view)
+        result = NodeResult(
             phase=view.phase,
             exit_code=code,
             message=message,
@@ -165,10 +254,12 @@ class Follower:
             attempts=last + 1,
             wall_s=sum((a.finished or a.started) - a.started for a in view.attempts),
         )
+        now = view.finished or time.time()
+        self._ended[view.name], self._ended_at[view.name] = result, now
         self._emit(
             NodeFinished(
                 node=view.name,
-                time=view.finished or time.time(),
+                time=now,
                 phase=view.phase,
                 attempt=last,
                 exit_code=code,
@@ -178,29 +269,49 @@ class Follower:
             )
         )
 
+    def _of_items(self, view: NodeView) -> tuple[int | None, str]:
+        """Code and message of a task that fans out: those of its first bad item."""
+        items = [self._ended[name] for name in view.items or () if name in self._ended]
+        bad = next((item for item in items if item.phase.bad), None)
+        return (bad.exit_code, bad.message) if bad else (Exit.DONE, "") if items else (None, view.message)
+
     def _end_log(self, name: str, number: int) -> None:
         if log := self._logs.pop((name, number), None):
             log.end()
 
-    def _said(self, name: str, number: int, argos: str) -> str:
-        """The step's own words, else Argo's."""
-        return self._errors.get((name, number)) or argos
+    def _explain(self, name: str, number: int, attempt: Attempt) -> tuple[int | None, str]:
+        error, last = self._said.get((name, number), ("", ""))
+        return explain(attempt, workflow=self._workflow, template=self._template(name), said=error or last)
 
-    def outcome(self, workflow: Object) -> Outcome:
+    def _template(self, name: str) -> Template | None:
+        return self._workflow.on_exit if name == EXIT_NODE else self._templates.get(name.partition(".")[0])
+
+    # ---- the whole ---------------------------------------------------------------------------
+
+    def _outcome(self, workflow: Object) -> Outcome:
         """How a workflow that has ended did."""
         phase, message = Phase(phase_of(workflow)), workflow_message(workflow)
+        nodes = {name: NodeResult(phase=Phase.PENDING) for name in self._templates} | self._ended
         if phase == Phase.SUCCEEDED:
-            return Outcome(phase=phase, exit_code=Exit.DONE, message="", nodes=self._ended)
+            return Outcome(phase=phase, exit_code=Exit.DONE, message="", nodes=nodes)
         if workflow["spec"].get("shutdown"):
-            return Outcome(phase=Phase.FAILED, exit_code=Exit.CANCELLED, message="cancelled", nodes=self._ended)
-        bad = [(name, node) for name, node in self._ended.items() if node.phase.bad]
+            return Outcome(phase=Phase.FAILED, exit_code=Exit.CANCELLED, message="cancelled", nodes=nodes)
+        bad = sorted(
+            (n for n, r in self._ended.items() if r.phase.bad), key=lambda n: (self._ended_at[n], "." not in n)
+        )
         if not bad:  # Argo refused it, or timed it out, before any step failed
-            return Outcome(phase=phase, exit_code=Exit.USER, message=message, nodes=self._ended)
-        name, first = next(((n, r) for n, r in bad if r.exit_code), bad[0])
+            return Outcome(phase=phase, exit_code=Exit.USER, message=message, nodes=nodes)
+        first = self._ended[bad[0]]
         return Outcome(
-            phase=phase, exit_code=first.exit_code or Exit.BUG, message=f"{name}: {first.message}", nodes=self._ended
+            phase=phase, exit_code=first.exit_code or Exit.BUG, message=f"{bad[0]}: {first.message}", nodes=nodes
         )
 
     def _emit(self, event: Event) -> None:
-        for listener in self._listeners:
-            listener(event)
+        with self._emit_lock:
+            for listener in self._listeners:
+                listener(event)
+
+
+def _end(view: NodeView) -> tuple[float, bool]:
+    """Nodes by the time of their ends, a task that fans out after its items."""
+    return view.finished or 0.0, view.items is not None

@@ -4,36 +4,33 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from pipelines.engine.argo.workflows import Workflows
 from steps.lib.errors import TripodError
-from steps.lib.kube import Cluster, Object
-from steps.lib.kube.kinds import POD
 
-_NODE_ID = "workflows.argoproj.io/node-id"
 _AGAIN_S = 1.0
-MAIN = "main"
-"""Argo's name for the container of the step."""
 
 
 class PodLog:
     """Follows one attempt's pod in a thread of its own.
 
     Args:
-        node_id: Argo's name of the attempt.
+        run: name of the workflow.
         path: gets every byte that it writes.
         line: called with each line.
+        live: wait for lines to come, rather than read what is there again and again.
     """
 
     def __init__(
-        self, cluster: Cluster, namespace: str, run: str, node_id: str, path: Path, line: Callable[[str], None]
+        self, workflows: Workflows, run: str, pod: str, path: Path, line: Callable[[str], None], *, live: bool
     ):
-        self._cluster, self._namespace, self._run, self._node_id = cluster, namespace, run, node_id
+        self._workflows, self._run, self._pod = workflows, run, pod
         self._path, self._line = path, line
-        self._ended = threading.Event()
-        self._pod = ""
+        self._ended, self._dropped = threading.Event(), False
         self._last = ""
+        self._live = live
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        self._thread = threading.Thread(target=self._follow, name=f"log {node_id}", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name=f"log {pod}", daemon=True)
         self._thread.start()
 
     def end(self, timeout_s: float = 10) -> None:
@@ -41,36 +38,34 @@ class PodLog:
         self._ended.set()
         self._thread.join(timeout_s)
 
+    def drop(self) -> None:
+        """Nobody listens any more."""
+        self._dropped = True
+        self._ended.set()
+
     def _follow(self) -> None:
-        while True:
+        while not self._dropped:
             last_time = self._ended.is_set()
             try:
-                self._pod = self._pod or self._find()
-                if self._pod:
-                    self._read(follow=not last_time)
+                self._read(follow=self._live and not last_time)
+                if last_time and not self._last and not self._workflows.has_pod(self._run, self._pod):
+                    self._tell(f"warning: pod {self._pod} is gone, and what it wrote with it".encode())
             except TripodError as e:
                 if last_time:
-                    self._line(f"warning: the log is not whole: {e}")
+                    self._tell(f"warning: the log is not whole: {e}".encode())
             if last_time:
                 return
             self._ended.wait(_AGAIN_S)
 
-    def _find(self) -> str:
-        pods = self._cluster.list(POD, self._namespace, labels={"workflows.argoproj.io/workflow": self._run})
-        return next((_name(pod) for pod in pods if _annotations(pod).get(_NODE_ID) == self._node_id), "")
-
     def _read(self, *, follow: bool) -> None:
-        lines = self._cluster.log(self._namespace, self._pod, container=MAIN, follow=follow, since=self._last)
-        with self._path.open("ab", buffering=0) as file:
-            for self._last, line in lines:
-                file.write(line + b"\n")
-                self._line(line.decode(errors="replace").rstrip("\r"))
+        for time_of, line in self._workflows.log(self._run, self._pod, follow=follow, since=self._last):
+            self._last = time_of
+            self._tell(line)
 
-
-def _name(pod: Object) -> str:
-    return str(pod["metadata"]["name"])
-
-
-def _annotations(pod: Object) -> dict[str, str]:
-    found: dict[str, str] = pod["metadata"].get("annotations") or {}
-    return found
+    def _tell(self, line: bytes) -> None:
+        if self._dropped:  # the folder may be gone
+            return
+        line = line.replace(b"\0", b"\\0")
+        with self._path.open("ab") as file:
+            file.write(line + b"\n")
+        self._line(line.decode(errors="replace").rstrip("\r"))

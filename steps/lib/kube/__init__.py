@@ -12,7 +12,7 @@ finds by the annotation `tripod/spec` that its first try has done the work. The 
 """
 
 from steps.lib.kube.access import open_cluster
-from steps.lib.kube.cluster import SPEC, Cluster, ExistsError, Object, RefusedError
+from steps.lib.kube.cluster import SPEC, Cluster, ExistsError, Object, RefusedError, nine_digits
 from steps.lib.kube.kinds import Kind
 
-__all__ = ["SPEC", "Cluster", "ExistsError", "Kind", "Object", "RefusedError", "open_cluster"]
+__all__ = ["SPEC", "Cluster", "ExistsError", "Kind", "Object", "RefusedError", "nine_digits", "open_cluster"]

@@ -56,6 +56,10 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back."""
         self._pool.clear()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
@@ -277,12 +281,12 @@ def _lines(reply: "BaseHTTPResponse", since: str) -> Iterator[tuple[str, bytes]]
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             stamp, _, text = line.partition(b" ")
-            time_of = _nine_digits(stamp.decode(errors="replace"))
+            time_of = nine_digits(stamp.decode(errors="replace"))
             if time_of > since:
                 yield time_of, text
 
 
-def _nine_digits(stamp: str) -> str:
+def nine_digits(stamp: str) -> str:
     """`2026-01-02T03:04:05.6Z` with all its nanoseconds, so that texts compare as times do."""
     whole, _, fraction = stamp.rstrip("Z").partition(".")
     return f"{whole}.{fraction:0<9}Z"
