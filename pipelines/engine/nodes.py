@@ -69,13 +69,7 @@ class TaskState:
         return next(output.default for output in self.task.template.outputs if output.name == name)
 
     def _collected(self, name: str) -> str:
-        """A JSON list of the values of all nodes that succeeded, in order of the items.
-
-        Lists and mappings are put in as such when all values are, else each value is a string.
-        """
-        values = [n.result.outputs[name] for n in self.nodes if n.result.phase == Phase.SUCCEEDED]
-        parsed = [_parse_json(value) for value in values]
-        return go_json(parsed if all(isinstance(value, dict | list) for value in parsed) else values)
+        return collect([n.result.outputs[name] for n in self.nodes if n.result.phase == Phase.SUCCEEDED])
 
 
 class Scope:
@@ -154,6 +148,15 @@ class Scope:
         if ref.kind == "item":
             return item
         return self._states[ref.task].output(ref.parameter) if ref.kind == "tasks" else self._fixed[ref.name]
+
+
+def collect(values: list[str]) -> str:
+    """The output of a task that fans out: a JSON list of the outputs of all items that succeeded, in their order.
+
+    Lists and mappings are put in as such when all values are, else each value is a string.
+    """
+    parsed = [_parse_json(value) for value in values]
+    return go_json(parsed if all(isinstance(value, dict | list) for value in parsed) else values)
 
 
 def item_text(item: Any) -> str:

@@ -26,6 +26,7 @@ from pipelines.engine.events import (
     Progress,
     RunStopping,
 )
+from pipelines.engine.nodes import collect
 from pipelines.engine.templates import Template
 from pipelines.engine.workflow import Workflow
 from pipelines.run_state import NodeState, RunState
@@ -182,18 +183,19 @@ class Follower:
         self._told[name].started, self._told[name].waits = number + 1, ""
         self._emit(NodeStarted(node=name, time=attempt.started or time.time(), attempt=number, log=path))
 
-        def line(text: str) -> None:
-            self._line(name, number, text)
+        def line(text: str, steps: bool) -> None:
+            self._line(name, number, text, steps)
 
         self._logs[name, number] = PodLog(
             self._workflows, self._workflow.name, attempt.pod, path, line, live=self._live
         )
 
-    def _line(self, name: str, number: int, text: str) -> None:
+    def _line(self, name: str, number: int, text: str, steps: bool) -> None:
         now = time.time()
-        error, last = self._said.get((name, number), ("", ""))
-        error = text.removeprefix("error: ") if text.startswith("error: ") else error
-        self._said[name, number] = error, text.strip() or last
+        if steps:
+            error, last = self._said.get((name, number), ("", ""))
+            error = text.removeprefix("error: ") if text.startswith("error: ") else error
+            self._said[name, number] = error, text.strip() or last
         if text.startswith("progress "):
             values = dict(pair.split("=", 1) for pair in text.split()[1:] if "=" in pair)
             self._emit(Progress(node=name, time=now, values=values))
@@ -241,19 +243,7 @@ class Follower:
     def _finish(self, view: NodeView) -> None:
         last = len(view.attempts) - 1
         self._end_log(view.name, last)
-        code, message = None, "" if view.phase == Phase.SUCCEEDED else view.message
-        if view.attempts:
-            code, message = self._explain(view.name, last, view.attempts[-1])
-        elif view.items is not None:
-            code, message = self._of_items(view)
-        result = NodeResult(
-            phase=view.phase,
-            exit_code=code,
-            message=message,
-            outputs=view.outputs,
-            attempts=last + 1,
-            wall_s=sum((a.finished or a.started) - a.started for a in view.attempts),
-        )
+        result = self._result(view) if view.items is None else self._of_items(view)
         now = view.finished or time.time()
         self._ended[view.name], self._ended_at[view.name] = result, now
         self._emit(
@@ -262,18 +252,42 @@ class Follower:
                 time=now,
                 phase=view.phase,
                 attempt=last,
-                exit_code=code,
-                message=message,
-                outputs=view.outputs,
+                exit_code=result.exit_code,
+                message=result.message,
+                outputs=result.outputs,
                 cache=view.cache,
             )
         )
 
-    def _of_items(self, view: NodeView) -> tuple[int | None, str]:
-        """Code and message of a task that fans out: those of its first bad item."""
-        items = [self._ended[name] for name in view.items or () if name in self._ended]
-        bad = next((item for item in items if item.phase.bad), None)
-        return (bad.exit_code, bad.message) if bad else (Exit.DONE, "") if items else (None, view.message)
+    def _result(self, view: NodeView) -> NodeResult:
+        code, message = None, "" if view.phase == Phase.SUCCEEDED else view.message
+        if view.attempts:
+            code, message = self._explain(view.name, len(view.attempts) - 1, view.attempts[-1])
+        return NodeResult(
+            phase=view.phase,
+            exit_code=code,
+            message=message,
+            outputs=view.outputs,
+            attempts=len(view.attempts),
+            wall_s=sum((a.finished or a.started) - a.started for a in view.attempts),
+        )
+
+    def _of_items(self, view: NodeView) -> NodeResult:
+        """Of a task that fans out: what its items give. Argo keeps no outputs of it."""
+        items = [self._ended[name] for name in sorted(view.items or (), key=_index) if name in self._ended]
+        bad = [item for item in items if item.phase.bad]
+        template = self._template(view.name)
+        good = [item.outputs for item in items if item.phase == Phase.SUCCEEDED]
+        return NodeResult(
+            phase=view.phase,
+            exit_code=bad[0].exit_code if bad else Exit.DONE,
+            message=bad[0].message if bad else view.message,
+            outputs={o.name: collect([given.get(o.name, "") for given in good]) for o in template.outputs}
+            if template
+            else {},
+            attempts=sum(item.attempts for item in items),
+            wall_s=sum(item.wall_s for item in items),
+        )
 
     def _end_log(self, name: str, number: int) -> None:
         if log := self._logs.pop((name, number), None):
@@ -310,6 +324,10 @@ class Follower:
         with self._emit_lock:
             for listener in self._listeners:
                 listener(event)
+
+
+def _index(item: str) -> int:
+    return int(item.rpartition(".")[2])
 
 
 def _end(view: NodeView) -> tuple[float, bool]:

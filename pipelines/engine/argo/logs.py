@@ -16,12 +16,12 @@ class PodLog:
     Args:
         run: name of the workflow.
         path: gets every byte that it writes.
-        line: called with each line.
+        line: called with each line, and whether the step wrote it.
         live: wait for lines to come, rather than read what is there again and again.
     """
 
     def __init__(
-        self, workflows: Workflows, run: str, pod: str, path: Path, line: Callable[[str], None], *, live: bool
+        self, workflows: Workflows, run: str, pod: str, path: Path, line: Callable[[str, bool], None], *, live: bool
     ):
         self._workflows, self._run, self._pod = workflows, run, pod
         self._path, self._line = path, line
@@ -49,10 +49,10 @@ class PodLog:
             try:
                 self._read(follow=self._live and not last_time)
                 if last_time and not self._last and not self._workflows.has_pod(self._run, self._pod):
-                    self._tell(f"warning: pod {self._pod} is gone, and what it wrote with it".encode())
+                    self._tell(f"warning: pod {self._pod} is gone, and what it wrote with it".encode(), steps=False)
             except TripodError as e:
                 if last_time:
-                    self._tell(f"warning: the log is not whole: {e}".encode())
+                    self._tell(f"warning: the log is not whole: {e}".encode(), steps=False)
             if last_time:
                 return
             self._ended.wait(_AGAIN_S)
@@ -62,10 +62,10 @@ class PodLog:
             self._last = time_of
             self._tell(line)
 
-    def _tell(self, line: bytes) -> None:
+    def _tell(self, line: bytes, *, steps: bool = True) -> None:
         if self._dropped:  # the folder may be gone
             return
         line = line.replace(b"\0", b"\\0")
         with self._path.open("ab") as file:
             file.write(line + b"\n")
-        self._line(line.decode(errors="replace").rstrip("\r"))
+        self._line(line.decode(errors="replace").rstrip("\r"), steps)

@@ -132,7 +132,7 @@ def _view(run: str, name: str, node: Object, nodes: Nodes) -> NodeView:
         phase=_phase(node),
         message=_line(node) or (_line(pods[-1]) if pods else ""),
         finished=seconds(node.get("finishedAt")),
-        outputs=outputs if _phase(node) == Phase.SUCCEEDED or group else {},
+        outputs=outputs if _phase(node) == Phase.SUCCEEDED else {},
         cache="" if group else cache,
         attempts=tuple(_attempt(run, pod) for pod in pods),
         items=tuple(item for path in children if (item := _name(run, path)).startswith(f"{name}.")) if group else None,
