@@ -1,0 +1,327 @@
+"""Runs on Argo in a store: submitted, followed, left, looked at, cancelled and resumed, on a double of the API server."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.clusters import open_workflows
+from pipelines.engine.argo import follow
+from pipelines.engine.events import Outcome
+from pipelines.engine.recorder import RunInfo
+from pipelines.execute_argo import execute_on_argo
+from pipelines.runs import main as runs_command
+from pipelines.runs_store import load_run
+from pipelines.settings.load import load_site
+from pipelines.view import PlainView
+from steps.lib.errors import UserError
+from steps.lib.kube.kinds import WORKFLOW
+from steps.lib.log_parts import LogReader
+from steps.lib.store import Store
+from tests.engine.argo_stage import NAMESPACE, Stage
+from tests.engine.workflows import Document, task, workflow
+from tests.kube.api import Api, serving
+
+SITE = """
+engine = "argo"
+[store]
+uri = "{store}"
+[run]
+grace_s = 1
+[argo]
+namespace = "team-a"
+kubeconfig = "{kubeconfig}"
+"""
+
+
+class Cluster:
+    """A store, a cluster, and what a person does with them."""
+
+    def __init__(self, store: Store, folder: Path, api: Api, kubeconfig: Path):
+        self.store, self.api = store, api
+        self.stage = Stage(api, "monday")
+        self.site_file = folder / "double.toml"
+        self.site_file.write_text(SITE.format(store=store.uri, kubeconfig=kubeconfig))
+        self.site = load_site(str(self.site_file)).value
+
+    def execute(self, document: Document, *, detach: bool = False) -> Outcome | None:
+        """As train does."""
+        info = RunInfo(
+            run_id="monday",
+            command=["test"],
+            site="double",
+            settings=self.site.model_dump(mode="json"),
+            started=time.time(),
+        )
+        with open_workflows(self.site) as workflows:
+            return execute_on_argo(
+                document, workflows=workflows, store=self.store, info=info, view=PlainView(verbose=True), detach=detach
+            )
+
+    def runs(self, *argv: str) -> int:
+        """`python -m pipelines.runs ...`"""
+        return runs_command([*argv, "--site", str(self.site_file)])
+
+    def log(self, node: str, attempt: int = 0) -> list[str]:
+        """What the store has of an attempt's log."""
+        return list(LogReader(self.store, f"runs/monday/logs/{node}/{attempt}").lines(last=True))
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def here(store: Store, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr(follow, "LOOK_EVERY_S", 0.02)
+    with serving(api, tmp_path) as kubeconfig:
+        yield Cluster(store, tmp_path, api, kubeconfig)
+
+
+def two() -> Document:
+    made = workflow([task("a"), task("b", depends="a")])
+    made["metadata"]["name"] = "monday"
+    return made
+
+
+def play(stage: Stage, *, code: int = 0) -> None:
+    """Both steps run; b ends with `code`."""
+    stage.pod("a", "Succeeded", code=0)
+    stage.give("a", value="x", _cache="hit: recorded by run sunday")
+    stage.write("a", "from a")
+    stage.pod("b", "Failed" if code else "Succeeded", code=code)
+    stage.write("b", "error: not today" if code else "from b")
+    stage.end("Failed" if code else "Succeeded")
+
+
+def in_the_background(call: Callable[[], object], api: Api) -> threading.Thread:
+    """Make a call once the workflow has been created."""
+
+    def work() -> None:
+        while not any(path.endswith("/monday") for path in api.objects):
+            time.sleep(0.01)
+        call()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_run_from_submission_to_its_end(here, capsys):
+    thread = in_the_background(lambda: play(here.stage), here.api)
+    outcome = here.execute(two())
+    thread.join()
+    assert outcome.exit_code == 0
+    said = capsys.readouterr().err
+    assert "a succeeded after" in said
+    assert "hit: recorded by run sunday" in said
+    assert "b | from b" in said
+    run = load_run(here.store, "monday")
+    assert run.on_argo
+    assert (run.state.phase, run.state.exit_code) == ("Succeeded", 0)
+    assert run.state.nodes["a"].outputs == {"value": "x"}
+    assert run.state.nodes["a"].cache == "hit: recorded by run sunday"
+    assert here.log("a") == ["from a"]
+
+
+def test_a_run_that_fails_says_so_and_what_next(here, capsys):
+    thread = in_the_background(lambda: play(here.stage, code=3), here.api)
+    outcome = here.execute(two())
+    thread.join()
+    assert outcome.exit_code == 3
+    said = capsys.readouterr().err
+    assert re.search(r"run monday failed after \S+ in b, exit 3: a gate or the data said no\n  not today\n", said)
+    assert "python -m pipelines.runs logs monday b" in said
+    assert "python -m pipelines.runs resume monday" in said
+
+
+def test_detached_runs_are_brought_up_to_date_by_who_looks(here, capsys):
+    assert here.execute(two(), detach=True) is None
+    assert load_run(here.store, "monday").state.phase == "Running"
+    here.stage.pod("a", "Running")
+    here.stage.write("a", "from a", more=True)
+    assert here.runs("status", "monday") == 0
+    assert re.search(r"^monday  Running", said := capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^  a  Running", said, re.MULTILINE)
+    assert here.log("a") == ["from a"]
+    play(here.stage)
+    assert here.runs("logs", "monday", "b") == 0
+    assert capsys.readouterr().out == "from b\n"
+    run = load_run(here.store, "monday")
+    assert run.state.phase == "Succeeded"
+    assert here.log("a") == ["from a", "from a"]  # the second is what the pod wrote in play()
+
+
+def test_status_comes_back_and_ends_as_the_run_does(here, capsys):
+    here.execute(two(), detach=True)
+    here.stage.pod("a", "Running")
+    here.stage.write("a", "early", more=True)
+    here.runs("status", "monday")
+    thread = threading.Thread(target=lambda: (time.sleep(0.1), play(here.stage, code=75)))
+    thread.start()
+    assert here.runs("status", "monday", "--follow") == 75
+    thread.join()
+    assert "run monday failed" in capsys.readouterr().err
+    assert here.log("a") == ["early", "from a"]
+
+
+def test_logs_are_followed_to_the_end(here, capsys):
+    here.execute(two(), detach=True)
+    here.stage.pod("a", "Running")
+    here.stage.write("a", "early", more=True)
+    thread = threading.Thread(target=lambda: (time.sleep(0.1), play(here.stage)))
+    thread.start()
+    assert here.runs("logs", "monday", "--follow") == 0
+    thread.join()
+    assert capsys.readouterr().out == "a | early\na | from a\nb | from b\n"
+
+
+def test_ctrl_c_leaves_the_run_alone(here, monkeypatch, capsys):
+    monkeypatch.setattr(follow.Follower, "look", _interrupted)
+    assert here.execute(two()) is None
+    assert "shutdown" not in here.stage.workflow["spec"]
+    assert load_run(here.store, "monday").state.phase == "Running"
+    monkeypatch.undo()
+    play(here.stage)
+    assert here.runs("status", "monday", "--follow") == 0
+    assert "run monday succeeded" in capsys.readouterr().err
+
+
+def _interrupted(self: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_list_has_the_live_phases(here, capsys):
+    here.execute(two(), detach=True)
+    play(here.stage)
+    assert here.runs("list") == 0
+    assert re.search(r"^monday +Succeeded", capsys.readouterr().out, re.MULTILINE)
+    here.api.remove(WORKFLOW, NAMESPACE, "monday")
+    assert here.runs("list", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["phase"] == "Lost"
+
+
+def test_a_cluster_that_cannot_be_asked_is_said(here, capsys):
+    here.execute(two(), detach=True)
+    here.api.forbidden.append(("GET", "workflows"))
+    assert here.runs("list") == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"^monday +Running", out, re.MULTILINE)
+    assert "is forbidden; states of runs there are as recorded" in err
+    assert here.runs("status", "monday") == 0
+    out, err = capsys.readouterr()
+    assert "monday  Running" in out
+    assert "is forbidden; what follows was recorded before" in err
+
+
+def test_a_workflow_that_is_gone_is_a_lost_run(here, capsys):
+    here.execute(two(), detach=True)
+    here.api.remove(WORKFLOW, NAMESPACE, "monday")
+    assert here.runs("status", "monday") == 0
+    out, err = capsys.readouterr()
+    assert "monday  Lost" in out
+    assert "its workflow is gone from namespace team-a" in err
+    assert "python -m pipelines.runs resume monday" in err
+
+
+def test_cancel_waits_for_the_end_and_keeps_the_record(here, capsys):
+    here.execute(two(), detach=True)
+    here.stage.pod("a", "Running")
+    here.stage.write("a", "working")
+
+    def obey() -> None:
+        while not here.stage.workflow["spec"].get("shutdown"):
+            time.sleep(0.01)
+        here.stage.pod("a", "Failed", said="workflow shutdown with strategy:  Terminate")
+        here.stage.end("Failed", "Stopped with strategy 'Terminate'")
+
+    thread = threading.Thread(target=obey)
+    thread.start()
+    assert here.runs("cancel", "monday") == 0
+    thread.join()
+    said = capsys.readouterr().err
+    assert re.search(r"run monday ended \S+ after it was asked to stop: Failed, cancelled", said)
+    run = load_run(here.store, "monday")
+    assert (run.state.exit_code, run.state.message) == (130, "cancelled")
+    assert run.state.nodes["a"].message == "cancelled: working"
+    assert here.store.head("runs/monday/cancel")
+    assert here.runs("cancel", "monday") == 0
+    assert "run monday does not run: Failed" in capsys.readouterr().err
+
+
+def test_resume_runs_again_under_one_record(here, capsys):
+    here.execute(two(), detach=True)
+    play(here.stage, code=75)  # nobody looked: its end and its logs are in no record yet
+    first = here.stage.workflow["metadata"]["uid"]
+
+    def again() -> None:
+        while here.api.objects.get(path := WORKFLOW.path(NAMESPACE, "monday"), {}).get("metadata", {}).get("uid") in (
+            None,
+            first,
+        ):
+            time.sleep(0.01)
+        here.api.logs.clear()
+        assert path
+        play(here.stage)
+
+    thread = threading.Thread(target=again)
+    thread.start()
+    assert here.runs("resume", "monday") == 0
+    thread.join()
+    state = load_run(here.store, "monday").state
+    assert (state.phase, state.exit_code) == ("Succeeded", 0)
+    assert here.log("b", 0) == ["error: not today"]
+    assert here.log("b", 1) == ["from b"]
+    assert here.store.head("runs/monday/cancel") is None
+
+
+def test_a_running_run_is_not_resumed(here, capsys):
+    here.execute(two(), detach=True)
+    assert here.runs("resume", "monday") == 2
+    assert "error: already running: monday; follow it with" in capsys.readouterr().err
+
+
+def test_the_name_of_another_run_is_not_taken(here):
+    here.execute(two(), detach=True)
+    play(here.stage)
+    here.api.remove(WORKFLOW, NAMESPACE, "monday")
+    before = here.store.get("runs/monday/workflow.json")
+    other = workflow([task("c")])
+    other["metadata"]["name"] = "monday"
+    with pytest.raises(UserError, match="another run of that name; choose another --run-id"):
+        here.execute(other)
+    assert here.store.get("runs/monday/workflow.json") == before
+
+
+def test_what_the_cluster_refuses_is_recorded_as_failed(here):
+    here.api.forbidden.append(("POST", "workflows"))
+    with pytest.raises(UserError, match="is forbidden"):
+        here.execute(two())
+    state = load_run(here.store, "monday").state
+    assert (state.phase, state.exit_code) == ("Error", 2)
+    assert "is forbidden" in state.message
+
+
+def test_two_who_follow_write_each_line_once(here):
+    here.execute(two(), detach=True)
+    here.stage.pod("a", "Running")
+    here.stage.write("a", *(f"line {i}" for i in range(50)), more=True)
+    followers = [threading.Thread(target=here.runs, args=("status", "monday", "--follow")) for _ in range(2)]
+    for thread in followers:
+        thread.start()
+    here.stage.write("a", *(f"line {i}" for i in range(50, 55)), more=True)
+    time.sleep(0.2)
+    here.stage.write("a", *(f"line {i}" for i in range(55, 59)))
+    here.stage.pod("a", "Succeeded", code=0)
+    here.stage.give("a", value="x")
+    here.stage.pod("b", "Succeeded", code=0)
+    here.stage.write("b")
+    here.stage.end("Succeeded")
+    for thread in followers:
+        thread.join(20)
+    assert here.log("a") == [f"line {i}" for i in range(59)]
