@@ -203,6 +203,29 @@ def test_a_run_is_told_as_the_local_engine_tells_it(api, workflows, tmp_path):
     assert (tmp_path / "a/1/log").read_text() == "progress step=3 steps=4\ndone\n"
 
 
+def test_lines_of_argos_executor_are_left_out(api, workflows, tmp_path):
+    made = document()
+    stage = Stage(api, "monday")
+    stage.put(made)
+    stage.pod("s0", "Failed", code=1, said="main: Error (exit code 1)")
+    stage.write(  # as Argo 4.0.7 writes them
+        "s0",
+        'time=2026-12-01T04:06:51.752Z level=INFO msg="waiting for signals" signalPath=/var/run/argo/ctr/main/signal argo=true',
+        "Error: exit status 7",
+        "ValueError: argo=true is the step's own",
+        'time=2026-12-01T04:06:52.762Z level=INFO msg="sub-process exited" argo=true error="exit status 1"',
+        '{"time":"2026-12-01T04:06:52.762Z","level":"INFO","msg":"no need to save parameter","argo":true}',
+        "Error: exit status 1",
+    )
+    stage.end("Failed")
+    outcome, told = run_to_end(workflows, made, tmp_path)
+    assert outcome.message == "s0: ValueError: argo=true is the step's own"
+    assert [event.line for event in told.of(LogLine)] == [
+        "Error: exit status 7",
+        "ValueError: argo=true is the step's own",
+    ]
+
+
 def test_the_outcome_is_that_of_the_first_step_that_failed(api, workflows, tmp_path):
     made = recorded(api, "failure")
     outcome, told = run_to_end(workflows, made, tmp_path)

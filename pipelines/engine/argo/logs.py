@@ -1,5 +1,9 @@
-"""What the pods of a workflow write, each attempt into a file of its own, as it comes."""
+"""What the pods of a workflow write, each attempt into a file of its own, as it comes.
 
+Argo's executor starts the step's process and writes into the same log; its lines are left out.
+"""
+
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +12,10 @@ from pipelines.engine.argo.workflows import Workflows
 from steps.lib.errors import TripodError
 
 _AGAIN_S = 1.0
+_EXECUTORS = re.compile(rb'time=\S+ level=\w+ .*\bargo=true\b.*|\{"time":.*"argo":true.*')
+"""Argo marks its own lines so that they can be told apart, in the text and the JSON format."""
+_EXITED = b"sub-process exited"
+_EXECUTORS_LAST = re.compile(rb"Error: exit status \d+")
 
 
 class PodLog:
@@ -26,7 +34,7 @@ class PodLog:
         self._workflows, self._run, self._pod = workflows, run, pod
         self._path, self._line = path, line
         self._ended, self._dropped = threading.Event(), False
-        self._last = ""
+        self._last, self._exited = "", False
         self._live = live
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -60,7 +68,10 @@ class PodLog:
     def _read(self, *, follow: bool) -> None:
         for time_of, line in self._workflows.log(self._run, self._pod, follow=follow, since=self._last):
             self._last = time_of
-            self._tell(line)
+            if _EXECUTORS.fullmatch(line):
+                self._exited = self._exited or _EXITED in line
+            elif not (self._exited and _EXECUTORS_LAST.fullmatch(line)):
+                self._tell(line)
 
     def _tell(self, line: bytes, *, steps: bool = True) -> None:
         if self._dropped:  # the folder may be gone
