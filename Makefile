@@ -68,12 +68,12 @@ lab-down: ## end them; nothing is left but the cache
 .PHONY: e2e
 e2e: setup ## tests on two clusters: the lab's, or those of $TRIPOD_COMPUTE_KUBECONFIG and $TRIPOD_GPU_KUBECONFIG
 ifneq ($(and $(TRIPOD_COMPUTE_KUBECONFIG),$(TRIPOD_GPU_KUBECONFIG)),)
-	pytest tests/engine/test_conformance.py -k argo
+	pytest tests/engine/test_conformance.py tests/engine/test_argo_cluster.py -k argo
 else
 	python -m tests.lab build
 	python -m tests.lab up
 	pytest -m lab tests/lab
-	. "$$(python -m tests.lab env)" && pytest tests/engine/test_conformance.py -k argo
+	. "$$(python -m tests.lab env)" && pytest tests/engine/test_conformance.py tests/engine/test_argo_cluster.py -k argo
 	pytest -m lab_down tests/lab
 endif
 

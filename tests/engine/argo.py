@@ -29,17 +29,22 @@ IMAGES = ("TRIPOD_LAB_IMAGE", "TRIPOD_IMAGE_DATA", "TRIPOD_IMAGE_TRAIN")
 
 
 class ArgoRun:
-    """A run on Argo, followed in a thread."""
+    """A run on Argo, followed in a thread.
 
-    def __init__(self, workflows: Workflows, document: Document, scratch: Path):
+    Args:
+        as_is: what the follower takes the document for, where only Argo is to read it.
+    """
+
+    def __init__(self, workflows: Workflows, document: Document, scratch: Path, as_is: Document | None = None):
         self._workflows = workflows
-        self._name = document["metadata"]["name"]
-        self._lines: list[LogLine] = []
+        self.name = document["metadata"]["name"]
+        self.events: list[Event] = []
+        """All that was told."""
         self._started = time.monotonic()
         submit(workflows, document)
-        workflow = parse_workflow(document)
+        workflow = parse_workflow((as_is or document) | {"metadata": {"name": self.name}})
         state = new_state(workflow, time.time())
-        self._follower = Follower(workflows, workflow, state, scratch=scratch, listeners=[self._listen])
+        self._follower = Follower(workflows, workflow, state, scratch=scratch, listeners=[self.events.append])
         self._outcome: Outcome | None = None
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -48,21 +53,27 @@ class ArgoRun:
         """See Running."""
 
         def found() -> str:
-            return next((e.line for e in self._lines if e.node == node and e.line.startswith(start)), "")
+            return next((e.line for e in self._lines() if e.node == node and e.line.startswith(start)), "")
 
         return wait_until(found, f"a line {start!r} of {node}", DEADLINE_S)
 
     def cancel(self) -> None:
         """See Running."""
-        cancel(self._workflows, self._name)
+        cancel(self._workflows, self.name)
+
+    def workflow(self) -> Document:
+        """As it is on the cluster now."""
+        there = self._workflows.get(self.name)
+        assert there
+        return there
 
     def result(self) -> Result:
         """See Running."""
         self._thread.join(DEADLINE_S)
         outcome = self._outcome
-        assert outcome, f"{self._name} has not ended after {DEADLINE_S} s"
+        assert outcome, f"{self.name} has not ended after {DEADLINE_S} s"
         logs: dict[str, list[LogLine]] = {}
-        for event in self._lines:
+        for event in self._lines():
             lines = logs.setdefault(event.node, [])
             if lines and lines[0].attempt != event.attempt:
                 lines.clear()
@@ -79,9 +90,8 @@ class ArgoRun:
     def _follow(self) -> None:
         self._outcome = self._follower.run()
 
-    def _listen(self, event: Event) -> None:
-        if isinstance(event, LogLine):
-            self._lines.append(event)
+    def _lines(self) -> list[LogLine]:
+        return [event for event in self.events if isinstance(event, LogLine)]
 
 
 class ArgoEngine:
@@ -89,14 +99,17 @@ class ArgoEngine:
 
     def __init__(self, scratch: Path):
         self._site = load_site("lab").value
-        self._workflows = KubernetesWorkflows(compute_cluster(self._site), self._site.argo.namespace)
-        self._scratch = scratch
+        self.workflows = KubernetesWorkflows(compute_cluster(self._site), self._site.argo.namespace)
+        self.scratch = scratch
         self._image = next(os.environ[name] for name in IMAGES if os.environ.get(name))
 
     def start(self, document: Document) -> ArgoRun:
         """See Engine."""
-        ours = self._dressed(document)
-        return ArgoRun(self._workflows, ours, self._scratch / ours["metadata"]["name"])
+        return self.start_dressed(self.dressed(document))
+
+    def start_dressed(self, document: Document) -> ArgoRun:
+        """Start a run of a document that is ready for the cluster."""
+        return ArgoRun(self.workflows, document, self.scratch / document["metadata"]["name"])
 
     def run(self, document: Document) -> Result:
         """See Engine."""
@@ -104,9 +117,9 @@ class ArgoEngine:
 
     def close(self) -> None:
         """Nothing runs here."""
-        self._workflows.close()
+        self.workflows.close()
 
-    def _dressed(self, document: Document) -> Document:
+    def dressed(self, document: Document) -> Document:
         """What our builders put around a workflow for a cluster."""
         ours = copy.deepcopy(document)
         ours["metadata"]["name"] = f"conformance-{secrets.token_hex(4)}"

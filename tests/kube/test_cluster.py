@@ -68,7 +68,7 @@ def test_a_pods_own_account_is_sent(api, kubeconfig, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", server.partition(":")[0])
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.partition(":")[2])
     inside = open_cluster("compute")
-    inside._settings.host = inside._settings.host.replace("https://", "http://")
+    inside._wire._settings.host = inside._wire._settings.host.replace("https://", "http://")
     inside.version()
     assert api.seen_tokens == ["bearer mine"]
 

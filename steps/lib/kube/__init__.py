@@ -8,11 +8,23 @@ A call is repeated while the server is away or overloaded, up to `retry_s`. A cr
 finds by the annotation `tripod/spec` that its first try has done the work. The only home of kubernetes and urllib3:
 
     kinds.py     the kinds that the product touches    access.py   how a server is reached
-    cluster.py   the calls
+    cluster.py   what can be done with objects      wire.py      JSON over HTTP
 """
 
-from steps.lib.kube.access import open_cluster
-from steps.lib.kube.cluster import SPEC, Cluster, ExistsError, Object, RefusedError, nine_digits
+from steps.lib.kube.access import open_cluster, open_wire
+from steps.lib.kube.cluster import SPEC, Cluster, nine_digits
 from steps.lib.kube.kinds import Kind
+from steps.lib.kube.wire import ExistsError, Object, RefusedError, Wire
 
-__all__ = ["SPEC", "Cluster", "ExistsError", "Kind", "Object", "RefusedError", "nine_digits", "open_cluster"]
+__all__ = [
+    "SPEC",
+    "Cluster",
+    "ExistsError",
+    "Kind",
+    "Object",
+    "RefusedError",
+    "Wire",
+    "nine_digits",
+    "open_cluster",
+    "open_wire",
+]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from steps.lib.errors import UserError
 from steps.lib.kube.cluster import Cluster
+from steps.lib.kube.wire import Wire
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -53,6 +54,23 @@ def open_cluster(
     except (config.ConfigException, OSError) as e:
         raise UserError(f"{name} cluster: {kubeconfig or 'this pod'}: {' '.join(str(e).split())}") from e
     return Cluster(settings, name=name, retry_s=retry_s)
+
+
+def open_wire(what: str, server: str, *, token: str, ca_file: str = "", retry_s: float = 60) -> Wire:
+    """Another server that takes a bearer token, such as Argo's; nothing is asked of it yet.
+
+    Args:
+        what: how messages call it.
+        token: with or without the word Bearer.
+        ca_file: CA certificates that it is checked against; "": the system's.
+    """
+    from kubernetes.client import Configuration
+
+    settings = Configuration(host=server)
+    settings.connection_pool_maxsize = _CONNECTIONS
+    settings.ssl_ca_cert = ca_file or None
+    settings.api_key["BearerToken"] = token if token.startswith("Bearer ") else f"Bearer {token}"
+    return Wire(settings, what=what, retry_s=retry_s)
 
 
 def _read_token(settings: "Configuration", name: str, token_file: str) -> None:

@@ -1,0 +1,150 @@
+"""JSON over HTTP to a server that wants a token: calls repeated while it is away, failures as this product's kinds."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from steps.lib.errors import TemporaryError, UserError
+
+if TYPE_CHECKING:
+    from kubernetes.client import Configuration
+    from urllib3 import BaseHTTPResponse, Timeout
+
+Object = dict[str, Any]
+"""A Kubernetes object as JSON has it."""
+
+_CONNECT_S, _READ_S = 5.0, 60.0
+_AGAIN = frozenset({429, 500, 502, 503, 504})
+
+
+class ExistsError(UserError):
+    """An object of that name is there, or the object was changed by somebody else meanwhile (409)."""
+
+
+class RefusedError(UserError):
+    """The server says no: not allowed, or not valid (400, 401, 403, 422)."""
+
+
+class Wire:
+    """One server.
+
+    Every method raises
+        RefusedError: the server refuses; the message is its own.
+        TemporaryError: the server stayed away for `retry_s`, or is overloaded.
+
+    Args:
+        what: how messages call it.
+    """
+
+    def __init__(self, settings: "Configuration", *, what: str, retry_s: float):
+        from kubernetes.client.rest import RESTClientObject
+
+        self._what = what
+        self._settings = settings
+        self._retry_s = retry_s
+        self._pool = RESTClientObject(settings).pool_manager
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._pool.clear()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        *,
+        media: str = "application/json",
+        absent_is_none: bool = False,
+    ) -> Object | None:
+        """The answer; None for 404, if that is to be no failure.
+
+        Args:
+            media: type of the body.
+        """
+        url = path + (f"?{urlencode(query)}" if query else "")
+        reply = self._send(method, url, body, media, stream=False)
+        if reply.status == 404 and absent_is_none:
+            return None
+        if reply.status >= 300:
+            self._raise(reply.status, reply.data, path)
+        answer: Object = json.loads(reply.data)
+        return answer
+
+    def lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
+        """The whole lines of an answer as they come; none for 400 and 404. It ends when the connection is cut."""
+        reply = self._send("GET", f"{path}?{urlencode(query)}", None, "", stream=True)
+        try:
+            if reply.status not in (200, 400, 404):
+                self._raise(reply.status, reply.read(), path)
+            if reply.status == 200:
+                rest = b""
+                for piece in reply.stream(1 << 16):
+                    *lines, rest = (rest + piece).split(b"\n")
+                    yield from lines
+        except self._cut():
+            return
+        finally:
+            reply.close()
+
+    def _send(self, method: str, url: str, body: Object | None, media: str, *, stream: bool) -> "BaseHTTPResponse":
+        """One reply; while the server is away or overloaded, asks again."""
+        deadline = time.monotonic() + self._retry_s
+        wait_s = 0.25
+        while True:
+            try:
+                reply: BaseHTTPResponse = self._pool.request(
+                    method,
+                    self._settings.host.rstrip("/") + url,
+                    headers=self._headers(media),
+                    body=json.dumps(body).encode() if body is not None else None,
+                    preload_content=not stream,
+                    retries=False,
+                    timeout=self._timeout(),
+                )
+                problem = f"status {reply.status}"
+                if reply.status not in _AGAIN or (reply.status == 500 and method == "POST"):
+                    return reply
+                if stream:
+                    reply.close()
+            except self._cut() as e:
+                problem = str(e) or type(e).__name__
+            if time.monotonic() + wait_s > deadline:
+                raise TemporaryError(
+                    f"{self._what}, {self._settings.host}: {problem}; is it up, and is the address right?"
+                )
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, 5.0)
+
+    def _cut(self) -> type[Exception]:
+        from urllib3.exceptions import HTTPError
+
+        return HTTPError
+
+    def _timeout(self) -> "Timeout":
+        from urllib3 import Timeout
+
+        return Timeout(connect=_CONNECT_S, read=_READ_S)
+
+    def _headers(self, media: str) -> dict[str, str]:
+        headers = {"Accept": "application/json"}
+        if token := self._settings.get_api_key_with_prefix("BearerToken"):
+            headers["Authorization"] = token
+        if media:
+            headers["Content-Type"] = media
+        return headers
+
+    def _raise(self, status: int, data: bytes, path: str) -> None:
+        try:
+            message = str(json.loads(data).get("message", "")) or data.decode(errors="replace")
+        except ValueError:
+            message = data.decode(errors="replace")
+        text = f"{self._what}: {' '.join(message.split())[:500]}"
+        if status == 409:
+            raise ExistsError(text)
+        if status in (400, 401, 403, 404, 405, 415, 422):
+            raise RefusedError(text)
+        raise TemporaryError(f"{text} (status {status}, {path})")
