@@ -161,6 +161,8 @@ def resume(store: Store, run_id: str, *, grace_s: float, as_json: bool, verbose:
         UserError: it is running.
     """
     run = load_run(store, run_id)
+    if run.on_argo:
+        runs_argo.look(store, run, _say_line)
     if run.state.phase == "Succeeded":
         _say([f"run {run_id} has succeeded, nothing is left to do; next: python -m pipelines.runs status {run_id}"])
         return Exit.DONE
