@@ -32,7 +32,7 @@ from tests.lab.storage import identity
 from tests.train.trainings import Command, newest_step, publish_dataset, tiny, trajectory
 
 pytestmark = pytest.mark.skipif("TRIPOD_GPU_KUBECONFIG" not in os.environ, reason="no lab: see make lab-up")
-STEPS, EVERY = 600, 50
+STEPS, EVERY = 1200, 50
 NO_IMAGE = "registry.lab.internal/tripod/train@sha256:" + "0" * 64
 
 
@@ -140,8 +140,9 @@ def test_a_training_survives_whatever_befalls_it(
     until(lambda: "looking again for up to" in command.said(), command)
     time.sleep(60)
     wire.mend()
-    result = command.result()
-    assert result["step"] == STEPS
+    out, code = command.end(timeout_s=600)
+    assert code == 0, command.said()
+    assert json.loads(out.splitlines()[-1])["step"] == STEPS
     assert jobs("faults") == []
     assert command.said().count("progress step=") > 10, "node 0's lines are repeated"
     logs = {head.key.split("/")[3] for head in store.list("runs/faults/logs")}

@@ -47,6 +47,11 @@ def test_admitted_without_pods_yet() -> None:
     assert state(workload=workload(RESERVED, ADMITTED)).phase is Phase.ADMITTED
 
 
+def test_pods_that_have_ended_before_their_controllers_noticed() -> None:
+    got = state(workload=workload(RESERVED, ADMITTED), pods=[pod(0, code=0), pod(1, code=75)])
+    assert (got.phase, got.why) == (Phase.ENDING, "its pods have ended, exit codes 0, 75")
+
+
 def test_admitted_and_never_started() -> None:
     old = condition("Admitted", True, "Admitted", "The workload is admitted", age_s=300)
     got = state(workload=workload(RESERVED, old))

@@ -122,7 +122,7 @@ class Follower:
         say(f"gpu: {text}")
         if running:
             say(f"gpu: {rank_map(state.nodes, self.training.spec.nproc)}")
-        elif not state.ended:  # while it runs, node 0 tells its own
+        elif state.phase is not Phase.ENDING and not state.ended:  # while it runs, node 0 tells its own
             say(f"progress phase={state.phase.lower()}")
 
     def _notice_cancel(self) -> None:

@@ -3,9 +3,10 @@
 A TrainJob's own conditions lie: after Kueue has resumed it, it still says `Suspended` while its pods
 run. So pods are believed first, then JobSet, then Workload, and the TrainJob last.
 
-    Created -> Queued -> Admitted -> Starting -> Running -> Succeeded | Failed
-                  ^                                 |
-                  +------------ Evicted <-----------+        Stuck: will not go on by itself, and why
+    Created -> Queued -> Admitted -> Starting -> Running -> Ending -> Succeeded | Failed
+                  ^                     ^           |         |
+                  +---- Evicted <-------|-----------+         |     Stuck: will not go on by itself, and why
+                                        +------ restart ------+
 """
 
 import re
@@ -47,6 +48,7 @@ class Phase(StrEnum):
     ADMITTED = "Admitted"
     STARTING = "Starting"
     RUNNING = "Running"
+    ENDING = "Ending"
     EVICTED = "Evicted"
     STUCK = "Stuck"
     SUCCEEDED = "Succeeded"
@@ -258,6 +260,9 @@ def _held(seen: Seen, evicted: dict[str, Any]) -> State:
 
 
 def _admitted(seen: Seen, admitted: dict[str, Any]) -> State:
+    codes = [exit_code(pod) for pod in seen.pods]
+    if codes and None not in codes:
+        return State(phase=Phase.ENDING, why=f"its pods have ended, exit codes {', '.join(map(str, codes))}")
     age = seen.now - seconds(admitted.get("lastTransitionTime"))
     if age < _START_S:
         return State(phase=Phase.ADMITTED, why="pods are being made")
