@@ -72,9 +72,9 @@ def launch(store: Store, image: str, wire: launching.Wire, tmp_path: Path) -> It
     reach = {"TRIPOD_GPU_KUBECONFIG": str(launching.kubeconfig(tmp_path, wire.port))}
     runs = set()
 
-    def launch(params: Params, run_id: str) -> Command:
+    def launch(params: Params, run_id: str, **settings: str) -> Command:
         runs.add(run_id)
-        env = launching.place(image) | reach | {"TRIPOD_RUN_ID": run_id, "TRIPOD_THREADS": "1"}
+        env = launching.place(image) | reach | {"TRIPOD_RUN_ID": run_id, "TRIPOD_THREADS": "1"} | settings
         return Command(store.uri, params, tmp_path, nproc=1, env=env)
 
     yield launch
@@ -150,7 +150,7 @@ def test_a_training_survives_whatever_befalls_it(
 
     quiet = open_store(f"file://{tmp_path}/quiet")
     publish_dataset(quiet)
-    Command(quiet.uri, params, tmp_path, nproc=2).result()
+    assert Command(quiet.uri, params, tmp_path, nproc=2).end(timeout_s=600)[1] == 0
     assert trajectory(store) == trajectory(quiet), "every step once, with the losses of an undisturbed training"
 
 
@@ -163,6 +163,46 @@ def test_a_cancel_saves_and_removes(store: Store, launch: Launch) -> None:
     assert jobs("cancelled") == []
 
 
+def test_a_higher_priority_takes_the_gpus_and_gives_them_back(
+    store: Store, launch: Launch, make: Callable[..., Training], tmp_path: Path
+) -> None:
+    params = tiny(steps=200, checkpoint_every_steps=100)
+    command = launch(params, "preempted", TRIPOD_GPU_PRIORITY="low")
+    until(lambda: "progress step=" in command.said(), command)
+    said: list[str] = []
+    urgent = make(said=said, queue="real", nodes=3, priority="normal")
+    other = threading.Thread(target=cancelled, args=(urgent,))
+    other.start()
+    until(lambda: "gpu: Queued: " in command.said() and "after eviction (Preempted)" in command.said(), command)
+    saved = newest_step(store.uri)
+    assert 0 < saved < 200
+    until(lambda: any("ErrImagePull" in line or "ImagePullBackOff" in line for line in said), command)
+    ask_cancel(urgent.store, "placed")
+    other.join(120)
+    code = command.end(timeout_s=400)[1]
+    assert code == 0, command.said()
+    (job,) = {head.key.split("/")[3].split("-node-")[0] for head in store.list("runs/preempted/logs")}
+    assert job.endswith("-1"), "one attempt: an eviction is none"
+    quiet = open_store(f"file://{tmp_path}/quiet")
+    publish_dataset(quiet)
+    assert Command(quiet.uri, params, tmp_path, nproc=2).end(timeout_s=600)[1] == 0
+    assert trajectory(store) == trajectory(quiet)
+
+
+def test_a_training_process_that_is_killed_costs_a_restart(store: Store, launch: Launch) -> None:
+    command = launch(tiny(steps=200, checkpoint_every_steps=50), "killed")
+    until(lambda: newest_step(store.uri) >= 50, command)
+    (job,) = jobs("killed")
+    name = pods(job["metadata"]["name"])[0]
+    kill = "import os, signal; [os.kill(int(p), signal.SIGKILL) for p in os.listdir('/proc') if p.isdigit() and int(p) > 1 and int(p) != os.getpid()]"
+    kubectl(GPU, "-n", launching.TEAM, "exec", name, "--", "python", "-c", kill)
+    out, code = command.end(timeout_s=500)
+    assert code == 0, command.said()
+    assert json.loads(out.splitlines()[-1])["step"] == 200
+    logs = {head.key.split("/")[3] for head in store.list("runs/killed/logs")}
+    assert len(logs) == 4, "two gangs of two pods"
+
+
 # ---- on the fake servers -------------------------------------------------------------------------
 
 
@@ -170,11 +210,14 @@ def test_a_cancel_saves_and_removes(store: Store, launch: Launch) -> None:
 def make(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     """make(**settings) -> a Training whose pods are played by KWOK."""
     (tmp_path / "scratch").mkdir()
-    store = open_store(f"file://{tmp_path}/store")
+    store = open_store(f"file://{tmp_path}/fake")
     with open_place(read_place(launching.place(NO_IMAGE) | launching.directly(tmp_path))) as cluster:
 
-        def make(*, said: list[str], namespace: str = launching.TEAM, **settings: Any) -> Training:
-            env = launching.place(NO_IMAGE, **settings) | {"TRIPOD_GPU_NAMESPACE": namespace, "TRIPOD_GRACE_S": "5"}
+        def make(
+            *, said: list[str], namespace: str = launching.TEAM, priority: str = "normal", **settings: Any
+        ) -> Training:
+            own = {"TRIPOD_GPU_NAMESPACE": namespace, "TRIPOD_GRACE_S": "5", "TRIPOD_GPU_PRIORITY": priority}
+            env = launching.place(NO_IMAGE, **settings) | own
             place = read_place(env)
             return Training(
                 cluster=cluster,

@@ -9,7 +9,7 @@ import pytest
 
 from steps.lib.errors import CancelledError, Exit, RejectedError, TemporaryError, TripodError, UserError
 from steps.lib.kube import ExistsError
-from steps.lib.kube.kinds import CLUSTER_TRAINING_RUNTIME, CUSTOM_RESOURCE, LOCAL_QUEUE, POD, TRAINJOB, WORKLOAD
+from steps.lib.kube.kinds import CLUSTER_TRAINING_RUNTIME, CUSTOM_RESOURCE, JOBSET, LOCAL_QUEUE, POD, TRAINJOB, WORKLOAD
 from steps.lib.lease import Lease
 from steps.lib.log_parts import LogReader, log_prefix
 from steps.lib.store import Store
@@ -20,6 +20,7 @@ from steps.lib.trainjob.submit import take
 from tests.kube.api import Api, Object
 from tests.trainjob.conftest import KEY, RECORD, Make
 from tests.trainjob.controllers import NAMESPACE, Controllers, set_quota, train_jobs
+from tests.trainjob.shapes import condition
 
 NAME = f"train-{KEY[:16]}-1"
 SECOND = f"train-{KEY[:16]}-2"
@@ -227,6 +228,32 @@ def test_compute_was_down_while_the_job_failed(api: Api, make: Make) -> None:
 
 
 # ---- the end -------------------------------------------------------------------------------------
+
+
+def test_finished_jobs_that_nobody_came_back_for_are_swept(api: Api, store: Store, make: Make) -> None:
+    labels = {
+        "app.kubernetes.io/managed-by": "tripod",
+        "tripod/run": "old",
+        "tripod/train-key": "a" * 16,
+        "tripod/attempt": "1",
+    }
+    for name, conditions in (
+        ("shell", [condition("Complete", True)]),
+        ("logs-kept", [condition("Complete", True)]),
+        ("running", []),
+    ):
+        meta = {"name": name, "namespace": NAMESPACE, "labels": labels | {"kueue.x-k8s.io/queue-name": "train"}}
+        spec = {"trainer": {"numNodes": 1}}
+        api.put(TRAINJOB, {"metadata": meta, "spec": spec, "status": {"conditions": conditions}})
+    for name in ("logs-kept", "running"):
+        api.put(JOBSET, {"metadata": {"name": name, "namespace": NAMESPACE}})
+    attempts.begin(store, "a" * 16, run_id="old", nodes=1)
+    with Controllers(api, succeed(store), admit=lambda job: job["metadata"]["name"] == NAME):
+        launcher.run(make())
+    assert [job["metadata"]["name"] for job in api.of(TRAINJOB)] == ["logs-kept", "running"]
+    ended = attempts.current(store, "a" * 16)
+    assert ended is not None
+    assert ended.ended
 
 
 @pytest.mark.parametrize(

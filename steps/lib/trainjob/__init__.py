@@ -9,6 +9,7 @@
     attempts.py   the attempt number, an object in the store beside the lease
     logs.py       the pods' logs, in parts in the store
     cancel.py     the documented way to stop a run's GPU jobs, and to find those left over
+    sweep.py      finished TrainJobs that no launcher came back for
     training.py   one training as the launcher holds it
     submit.py     the attempt to follow: adopted or created
     follow.py     to its end

@@ -16,6 +16,7 @@ from steps.lib.trainjob.cancel import is_cancelled
 from steps.lib.trainjob.follow import Follower, cancel
 from steps.lib.trainjob.state import Phase, State
 from steps.lib.trainjob.submit import take
+from steps.lib.trainjob.sweep import sweep
 from steps.lib.trainjob.training import Training
 
 _KINDS: dict[int, type[TripodError]] = {
@@ -46,6 +47,7 @@ def run(training: Training) -> None:
         state = Follower(training, attempt, job).follow()
         if state is not None:
             _conclude(training, attempt, job, state)
+            training.patiently(lambda: sweep(training.cluster, training.store, training.spec.namespace))
 
 
 def _conclude(training: Training, attempt: Attempt, job: Object, state: State) -> None:
