@@ -3,6 +3,7 @@
 Needs the lab (`make lab-up`) and, for trainings, its image of the train step.
 """
 
+import dataclasses
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from steps.lib.trainjob.training import Patience, Training
 from steps.train import Params
 from tests.lab import images, launching, step_images
 from tests.lab.cluster import kubectl
-from tests.lab.places import GPU
+from tests.lab.places import GPU, S3_ENDPOINT
 from tests.lab.status import is_up
 from tests.lab.storage import identity
 from tests.train.trainings import Command, newest_step, publish_dataset, tiny, trajectory
@@ -201,6 +202,17 @@ def test_a_training_process_that_is_killed_costs_a_restart(store: Store, launch:
     assert json.loads(out.splitlines()[-1])["step"] == 200
     logs = {head.key.split("/")[3] for head in store.list("runs/killed/logs")}
     assert len(logs) == 4, "two gangs of two pods"
+
+
+def test_a_final_exit_code_ends_the_job_at_once(store: Store, image: str, make: Callable[..., Training]) -> None:
+    said: list[str] = []
+    training = make(said=said, queue="real", nodes=2)
+    env = training.spec.env | {"TRIPOD_STORE": store.uri, "TRIPOD_TREE": "0" * 64, "AWS_ENDPOINT_URL": S3_ENDPOINT}
+    spec = training.spec.model_copy(update={"image": image, "env": env | {"AWS_REGION": "us-east-1"}})
+    with pytest.raises(UserError, match=r"node-0-\d-\w+ on gpu-0: error: TRIPOD_TREE: blobs/sha256/0+ is not in s3://"):
+        launcher.run(dataclasses.replace(training, spec=spec))
+    assert left_over(training.cluster, launching.TEAM, "placed") == []
+    assert len([line for line in said if line.startswith("gpu: TrainJob")]) == 1
 
 
 # ---- on the fake servers -------------------------------------------------------------------------
