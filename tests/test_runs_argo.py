@@ -19,7 +19,7 @@ from pipelines.runs_store import load_run
 from pipelines.settings.load import load_site
 from pipelines.view import PlainView
 from steps.lib.errors import UserError
-from steps.lib.kube.kinds import WORKFLOW
+from steps.lib.kube.kinds import POD, TRAINJOB, WORKFLOW
 from steps.lib.log_parts import LogReader
 from steps.lib.store import Store
 from tests.engine.argo_stage import NAMESPACE, Stage
@@ -36,6 +36,16 @@ grace_s = 1
 namespace = "team-a"
 kubeconfig = "{kubeconfig}"
 """
+WITH_GPUS = (
+    SITE
+    + """
+[gang]
+target = "kubernetes"
+[gpu]
+namespace = "gpu-team-a"
+kubeconfig = "{kubeconfig}"
+"""
+)
 
 
 class Cluster:
@@ -45,7 +55,12 @@ class Cluster:
         self.store, self.api = store, api
         self.stage = Stage(api, "monday")
         self.site_file = folder / "double.toml"
-        self.site_file.write_text(SITE.format(store=store.uri, kubeconfig=kubeconfig))
+        self.kubeconfig = kubeconfig
+        self.use_site(SITE)
+
+    def use_site(self, text: str) -> None:
+        """Another site from now on."""
+        self.site_file.write_text(text.format(store=self.store.uri, kubeconfig=self.kubeconfig))
         self.site = load_site(str(self.site_file)).value
 
     def execute(self, document: Document, *, detach: bool = False) -> Outcome | None:
@@ -325,3 +340,40 @@ def test_two_who_follow_write_each_line_once(here):
     for thread in followers:
         thread.join(20)
     assert here.log("a") == [f"line {i}" for i in range(59)]
+
+
+def test_a_training_that_a_run_has_left_is_shown_and_cancelled(here, capsys):
+    here.use_site(WITH_GPUS)
+    here.execute(two(), detach=True)
+    play(here.stage, code=75)
+    labels = {"tripod/run": "monday", "tripod/train-key": "0123456789abcdef", "tripod/attempt": "1"}
+    meta = {"name": "train-0123456789abcdef-1", "namespace": "gpu-team-a", "labels": labels}
+    here.api.put(TRAINJOB, {"metadata": meta, "spec": {}})
+    pod_labels = {"jobset.sigs.k8s.io/jobset-name": meta["name"]}
+    pod = {"name": "p", "namespace": "gpu-team-a", "labels": pod_labels}
+    here.api.put(POD, {"metadata": pod, "status": {"phase": "Running"}})
+    assert here.runs("status", "monday") == 0
+    said = capsys.readouterr().err
+    assert "warning: its TrainJob train-0123456789abcdef-1 is still there with 1 pods; " in said
+    assert "`python -m pipelines.runs cancel monday` stops it" in said
+
+    def leave() -> None:
+        while not here.api.objects[TRAINJOB.path("gpu-team-a", meta["name"])]["spec"].get("suspend"):
+            time.sleep(0.01)
+        here.api.remove(POD, "gpu-team-a", "p")
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    assert here.runs("cancel", "monday") == 0
+    thread.join()
+    assert here.api.of(TRAINJOB) == []
+    assert "train-0123456789abcdef-1 was asked to save and leave" in capsys.readouterr().err
+
+
+def test_without_a_way_to_the_gpu_cluster_the_launcher_is_left_to_cancel(here, capsys, monkeypatch):
+    monkeypatch.delenv("TRIPOD_GPU_KUBECONFIG", raising=False)
+    here.use_site(SITE + '[gang]\ntarget = "kubernetes"\n')
+    here.execute(two(), detach=True)
+    play(here.stage, code=75)
+    assert here.runs("cancel", "monday") == 0
+    assert "the GPU cluster is left to the run's launcher" in capsys.readouterr().err

@@ -5,6 +5,7 @@ server.py     the same behind an Argo server
 submit.py     create one, and read it back; cancel it
 status.py     a Workflow's status -> nodes as the local engine names them; pure
 failures.py   what became of an attempt, in the local engine's words and codes; pure
+results.py    how a node and the whole ended; pure
 waits.py      why a pod does not start; pure
 follow.py     poll it, tell what happened as the local engine does, until it has ended
 logs.py       what pods write, into a file each, as it comes

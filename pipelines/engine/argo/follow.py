@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipelines.engine.argo.failures import explain
 from pipelines.engine.argo.logs import PodLog
+from pipelines.engine.argo.results import group_result, node_result, outcome_of
 from pipelines.engine.argo.status import ENDED, Attempt, NodeView, phase_of, seconds, views, workflow_message
 from pipelines.engine.argo.workflows import Workflows
 from pipelines.engine.events import (
@@ -26,11 +27,10 @@ from pipelines.engine.events import (
     Progress,
     RunStopping,
 )
-from pipelines.engine.nodes import collect
 from pipelines.engine.templates import Template
 from pipelines.engine.workflow import Workflow
 from pipelines.run_state import NodeState, RunState
-from steps.lib.errors import Exit, UserError
+from steps.lib.errors import UserError
 from steps.lib.kube import Object
 
 LOOK_EVERY_S = 1.0
@@ -131,7 +131,7 @@ class Follower:
             self._finish(view)
         if phase_of(workflow) in ENDED:
             self.ended_at = seconds(workflow["status"].get("finishedAt")) or time.time()
-            return self._outcome(workflow)
+            return outcome_of(workflow, list(self._templates), self._ended, self._ended_at)
         if not self._told and not self._ended:
             self._tell_unseen(workflow)
         return None
@@ -243,7 +243,7 @@ class Follower:
     def _finish(self, view: NodeView) -> None:
         last = len(view.attempts) - 1
         self._end_log(view.name, last)
-        result = self._result(view) if view.items is None else self._of_items(view)
+        result = self._result(view)
         now = view.finished or time.time()
         self._ended[view.name], self._ended_at[view.name] = result, now
         self._emit(
@@ -260,34 +260,11 @@ class Follower:
         )
 
     def _result(self, view: NodeView) -> NodeResult:
-        code, message = None, "" if view.phase == Phase.SUCCEEDED else view.message
-        if view.attempts:
-            code, message = self._explain(view.name, len(view.attempts) - 1, view.attempts[-1])
-        return NodeResult(
-            phase=view.phase,
-            exit_code=code,
-            message=message,
-            outputs=view.outputs,
-            attempts=len(view.attempts),
-            wall_s=sum((a.finished or a.started) - a.started for a in view.attempts),
-        )
-
-    def _of_items(self, view: NodeView) -> NodeResult:
-        """Of a task that fans out: what its items give. Argo keeps no outputs of it."""
-        items = [self._ended[name] for name in sorted(view.items or (), key=_index) if name in self._ended]
-        bad = [item for item in items if item.phase.bad]
-        template = self._template(view.name)
-        good = [item.outputs for item in items if item.phase == Phase.SUCCEEDED]
-        return NodeResult(
-            phase=view.phase,
-            exit_code=bad[0].exit_code if bad else Exit.DONE,
-            message=bad[0].message if bad else view.message,
-            outputs={o.name: collect([given.get(o.name, "") for given in good]) for o in template.outputs}
-            if template
-            else {},
-            attempts=sum(item.attempts for item in items),
-            wall_s=sum(item.wall_s for item in items),
-        )
+        if view.items is not None:
+            items = [self._ended[name] for name in view.items if name in self._ended]
+            return group_result(view, items, self._template(view.name))
+        explained = self._explain(view.name, len(view.attempts) - 1, view.attempts[-1]) if view.attempts else None
+        return node_result(view, explained)
 
     def _end_log(self, name: str, number: int) -> None:
         if log := self._logs.pop((name, number), None):
@@ -300,34 +277,10 @@ class Follower:
     def _template(self, name: str) -> Template | None:
         return self._workflow.on_exit if name == EXIT_NODE else self._templates.get(name.partition(".")[0])
 
-    # ---- the whole ---------------------------------------------------------------------------
-
-    def _outcome(self, workflow: Object) -> Outcome:
-        """How a workflow that has ended did."""
-        phase, message = Phase(phase_of(workflow)), workflow_message(workflow)
-        nodes = {name: NodeResult(phase=Phase.PENDING) for name in self._templates} | self._ended
-        if phase == Phase.SUCCEEDED:
-            return Outcome(phase=phase, exit_code=Exit.DONE, message="", nodes=nodes)
-        if workflow["spec"].get("shutdown"):
-            return Outcome(phase=Phase.FAILED, exit_code=Exit.CANCELLED, message="cancelled", nodes=nodes)
-        bad = sorted(
-            (n for n, r in self._ended.items() if r.phase.bad), key=lambda n: (self._ended_at[n], "." not in n)
-        )
-        if not bad:  # Argo refused it, or timed it out, before any step failed
-            return Outcome(phase=phase, exit_code=Exit.USER, message=message, nodes=nodes)
-        first = self._ended[bad[0]]
-        return Outcome(
-            phase=phase, exit_code=first.exit_code or Exit.BUG, message=f"{bad[0]}: {first.message}", nodes=nodes
-        )
-
     def _emit(self, event: Event) -> None:
         with self._emit_lock:
             for listener in self._listeners:
                 listener(event)
-
-
-def _index(item: str) -> int:
-    return int(item.rpartition(".")[2])
 
 
 def _end(view: NodeView) -> tuple[float, bool]:

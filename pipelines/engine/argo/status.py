@@ -135,8 +135,14 @@ def _view(run: str, name: str, node: Object, nodes: Nodes) -> NodeView:
         outputs=outputs if _phase(node) == Phase.SUCCEEDED else {},
         cache="" if group else cache,
         attempts=tuple(_attempt(run, pod) for pod in pods),
-        items=tuple(item for path in children if (item := _name(run, path)).startswith(f"{name}.")) if group else None,
+        items=tuple(sorted((i for path in children if (i := _name(run, path)).startswith(f"{name}.")), key=_number))
+        if group
+        else None,
     )
+
+
+def _number(item: str) -> int:
+    return int(item.rpartition(".")[2])
 
 
 def _pods(node: Object, nodes: Nodes) -> Iterator[Object]:
