@@ -41,10 +41,11 @@ def security() -> PodSecurityContext:
 def equip(template: Container, step: Step, site: Site) -> None:
     """Give a step's template what its pod needs."""
     launches = site.gang.target == "kubernetes" and step.launches
-    cpus, memory_gib = (1, 2) if launches else (step.cpus, step.memory_gib)
+    most, memory_gib = (1, 2) if launches else (step.cpus, step.memory_gib)
+    cpus = min(most, site.argo.max_cpus or most)
     template.image_pull_policy = site.images.pull_policy
     template.resources = ResourceRequirements(
-        requests={"cpu": str(cpus), "memory": f"{memory_gib}Gi"}, limits={"memory": f"{memory_gib}Gi"}
+        requests={"cpu": f"{cpus:g}", "memory": f"{memory_gib}Gi"}, limits={"memory": f"{memory_gib}Gi"}
     )
     template.security_context = SecurityContext(
         allow_privilege_escalation=False, capabilities=Capabilities(drop=["ALL"])

@@ -40,7 +40,7 @@ from pipelines.engine.events import (
     Phase,
     RunStopping,
 )
-from pipelines.engine.nodes import NOT_HELD, Node, Scope, TaskError, TaskState
+from pipelines.engine.nodes import NO_ITEM, NOT_HELD, NOT_REACHED, Node, Scope, TaskError, TaskState
 from pipelines.engine.references import Ref
 from pipelines.engine.templates import Template
 from pipelines.engine.workflow import Workflow
@@ -153,9 +153,7 @@ class LocalEngine:
         if not all(phase.ended for phase in before):
             return
         if any(phase not in (Phase.SUCCEEDED, Phase.SKIPPED) for phase in before):
-            self._end_task(
-                state, NodeResult(phase=Phase.OMITTED, message="something that it depends on did not succeed")
-            )
+            self._end_task(state, NodeResult(phase=Phase.OMITTED, message=NOT_REACHED))
             return
         try:
             if self._scope.skips(state.task):
@@ -166,7 +164,7 @@ class LocalEngine:
             self._end_task(state, NodeResult(phase=Phase.ERROR, message=str(e)))
             return
         if not nodes:
-            self._end_task(state, NodeResult(phase=Phase.SKIPPED, message="there is no item"))
+            self._end_task(state, NodeResult(phase=Phase.SKIPPED, message=NO_ITEM))
         state.nodes = nodes
         for node in nodes:
             if node.result.phase.ended:

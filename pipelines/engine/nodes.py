@@ -16,6 +16,8 @@ from pipelines.engine.references import Ref, Text
 from pipelines.engine.templates import Template
 
 NOT_HELD = "its condition does not hold"
+NO_ITEM = "there is no item"
+NOT_REACHED = "something that it depends on did not succeed"
 
 
 class TaskError(Exception):

@@ -91,6 +91,8 @@ class ArgoSettings(Settings):
     """URL of an Argo server to submit through, with the token in $ARGO_TOKEN; empty: the Kubernetes API."""
     ca_bundle: str = ""
     """File with the CA certificates that that server is checked against; empty for the system's."""
+    max_cpus: float = Field(0, ge=0)
+    """Most CPUs that the pod of a step asks for, where nodes have fewer than a step would like; 0: as the step says."""
     s3_secret: str = "tripod-s3"
     """Secret in the team's namespaces with the store's credentials: key `credentials`, a file as the AWS clients read it."""
 

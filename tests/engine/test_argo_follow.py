@@ -260,6 +260,18 @@ def test_collected_outputs_of_a_fan_out(api, workflows, tmp_path):
     assert json.loads(outcome.nodes["objects"].outputs["value"]) == [{"a": 2, "b": 1}, [3]]
 
 
+@pytest.mark.parametrize(
+    ("name", "node", "why"),
+    [
+        ("failure", "after-bad", "something that it depends on did not succeed"),
+        ("per_item_condition", "each.1", "its condition does not hold"),
+        ("empty_fan_out", "each", "there is no item"),
+    ],
+)
+def test_why_a_step_did_not_run(api, workflows, tmp_path, name, node, why):
+    assert run_to_end(workflows, recorded(api, name), tmp_path)[0].nodes[node].message == why
+
+
 def test_a_cancelled_run(api, workflows, tmp_path):
     outcome, told = run_to_end(workflows, recorded(api, "sleepers"), tmp_path)
     assert (outcome.phase, outcome.exit_code, outcome.message) == ("Failed", Exit.CANCELLED, "cancelled")

@@ -52,6 +52,16 @@ def test_retries_sit_on_steps_not_on_the_workflow():
     assert all("retryStrategy" in t for t in spec["templates"] if "container" in t)
 
 
+def test_no_pod_of_a_step_asks_for_more_than_the_site_has(monkeypatch):
+    def cpus(*overrides: str) -> list[str]:
+        workflow = pipeline(*load("tiny", "prod", overrides), run_id="run-1").workflow
+        templates = yaml.safe_load(workflow.to_yaml())["spec"]["templates"]
+        return [t["container"]["resources"]["requests"]["cpu"] for t in templates if "container" in t]
+
+    assert max(float(text) for text in cpus()) > 1
+    assert set(cpus("argo.max_cpus=0.5")) == {"0.5"}
+
+
 def _yaml(model: str, site: str) -> dict:
     return yaml.safe_load(pipeline(*load(model, site), run_id="run-1").workflow.to_yaml())
 

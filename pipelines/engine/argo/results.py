@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pipelines.engine.argo.status import NodeView, phase_of, workflow_message
 from pipelines.engine.events import NodeResult, Outcome, Phase
-from pipelines.engine.nodes import collect
+from pipelines.engine.nodes import NO_ITEM, NOT_HELD, NOT_REACHED, collect
 from pipelines.engine.templates import Template
 from steps.lib.errors import Exit
 from steps.lib.kube import Object
@@ -16,7 +16,7 @@ def node_result(view: NodeView, explained: tuple[int | None, str] | None) -> Nod
     Args:
         explained: exit code and message of its last attempt; None when none ran.
     """
-    code, message = explained or (None, "" if view.phase == Phase.SUCCEEDED else view.message)
+    code, message = explained or (None, _why_it_did_not_run(view))
     return NodeResult(
         phase=view.phase,
         exit_code=code,
@@ -62,3 +62,11 @@ def outcome_of(
     name = min(bad, key=lambda name: (ended_at[name], "." not in name))  # an item before the task that it fails
     first = ended[name]
     return Outcome(phase=phase, exit_code=first.exit_code or Exit.BUG, message=f"{name}: {first.message}", nodes=nodes)
+
+
+def _why_it_did_not_run(view: NodeView) -> str:
+    if view.phase == Phase.OMITTED:
+        return NOT_REACHED
+    if view.phase == Phase.SKIPPED:
+        return NO_ITEM if view.message == "Skipped, empty params" else NOT_HELD
+    return "" if view.phase == Phase.SUCCEEDED else view.message
