@@ -129,26 +129,21 @@ def cancel(store: Store, run_id: str, *, grace_s: float) -> int:
     """
     run = load_run(store, run_id)
     if run.on_argo:
-        return _cancel_on_argo(store, run, grace_s=grace_s)
+        waited_s = runs_argo.cancel(store, run, grace_s=grace_s, say=_say_line)
+        return _say_cancelled(store, runs_argo.look(store, run, _say_line), waited_s)
     if run.holder is None:
-        _say([f"run {run_id} does not run: {run.state.phase}", *summary(run.state, lambda node: [])[1:]])
-        return Exit.DONE
+        return _say_cancelled(store, run.state, None)
     if not run.holder.here:
         raise UserError(f"run {run_id} runs on {run.holder.host}; run `python -m pipelines.runs cancel {run_id}` there")
     with suppress(ProcessLookupError):  # it has ended this moment
         os.kill(run.holder.pid, signal.SIGTERM)
-    waited_s = wait(
+    took_s = wait(
         lambda: load_run(store, run_id).holder is None,
         what=f"run {run_id} ends",
         timeout_s=grace_s + _CANCEL_MARGIN_S,
         say=_say_line,
     )
-    state = load_run(store, run_id).state
-    _say(
-        [f"run {run_id} ended {took(waited_s)} after it was asked to stop: {state.phase}, {state.message}".rstrip(", ")]
-    )
-    _say(_last_words(store, state)[1:])
-    return Exit.DONE
+    return _say_cancelled(store, load_run(store, run_id).state, took_s)
 
 
 def resume(store: Store, run_id: str, *, grace_s: float, as_json: bool, verbose: bool) -> int:
@@ -218,14 +213,12 @@ def _come_back(store: Store, run: Run, *, as_json: bool) -> int:
     return outcome.exit_code
 
 
-def _cancel_on_argo(store: Store, run: Run, *, grace_s: float) -> int:
-    run_id = run.info.run_id
-    waited_s = runs_argo.cancel(store, run, grace_s=grace_s, say=_say_line)
-    state = runs_argo.look(store, run, _say_line)
+def _say_cancelled(store: Store, state: RunState, waited_s: float | None) -> int:
+    """Tell how a run has ended that was asked to; None: it did not run. Returns the exit code."""
     if waited_s is None:
-        _say([f"run {run_id} does not run: {state.phase}", *summary(state, lambda node: [])[1:]])
+        _say([f"run {state.run_id} does not run: {state.phase}", *summary(state, lambda node: [])[1:]])
         return Exit.DONE
-    ended = f"run {run_id} ended {took(waited_s)} after it was asked to stop: {state.phase}, {state.message}"
+    ended = f"run {state.run_id} ended {took(waited_s)} after it was asked to stop: {state.phase}, {state.message}"
     _say([ended.rstrip(", "), *_last_words(store, state)[1:]])
     return Exit.DONE
 

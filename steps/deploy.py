@@ -78,8 +78,8 @@ def run(params: Params, ctx: Context) -> Result:
     """
     from steps.lib.serving import Serving
 
-    model = _check(params, ctx)
-    settings = _settings(params, ctx, model)
+    model, config = _check(params, ctx)
+    settings = _settings(params, ctx, model, config)
     serving = Serving(ctx.env, ctx.store.uri)
     with serving.lock(params.name):
         old = serving.settle(params.name)
@@ -95,8 +95,8 @@ def run(params: Params, ctx: Context) -> Result:
         return _serve(params, ctx, model, settings, serving, old, note)
 
 
-def _check(params: Params, ctx: Context) -> "Manifest":
-    """The model's manifest. Raises UserError when it cannot be served; nothing has been started yet."""
+def _check(params: Params, ctx: Context) -> "tuple[Manifest, dict[str, Any]]":
+    """The model's manifest and config.json. Raises UserError when it cannot be served; nothing has been started yet."""
     from importlib.metadata import version
 
     from steps.lib import folder, hf
@@ -116,13 +116,14 @@ def _check(params: Params, ctx: Context) -> "Manifest":
         raise UserError(
             f"max_tokens: got {params.max_tokens}, allowed is less than max_model_len, {params.max_model_len}"
         )
-    needs, here = _config(ctx, model)["transformers_version"].partition(".")[0], version("transformers")
+    config, here = _config(ctx, model), version("transformers")
+    needs = config["transformers_version"].partition(".")[0]
     if int(here.partition(".")[0]) < int(needs):
         raise UserError(
             f"{params.model}: written for transformers {needs}, the server has {here}; "
             f"serve with transformers {needs} or newer"
         )
-    return model
+    return model, config
 
 
 def _config(ctx: Context, model: "Manifest") -> dict[str, Any]:
@@ -140,14 +141,13 @@ def _config(ctx: Context, model: "Manifest") -> dict[str, Any]:
     return config
 
 
-def _settings(params: Params, ctx: Context, model: "Manifest") -> "Settings":
+def _settings(params: Params, ctx: Context, model: "Manifest", config: dict[str, Any]) -> "Settings":
     """How to serve. Raises UserError when the machine's memory cannot hold the model and one sequence."""
     from os import sysconf
 
     from steps.lib import vllm
     from steps.lib.errors import UserError
 
-    config = _config(ctx, model)
     if problem := vllm.refusal(config, ctx.env):
         raise UserError(f"{params.model}: {problem}")
     sequence = vllm.cache_bytes(config, params.max_model_len, model.meta["dtype"])

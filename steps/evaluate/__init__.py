@@ -112,12 +112,8 @@ def _load(params: Params, ctx: Context, meta: "CheckpointMeta", dataset: "Manife
 
     from steps.evaluate.score import device_of
     from steps.lib import checkpoint, folder, hf, llama
-    from steps.lib.dataset import check_shards
 
     folder.download(ctx.store, dataset.meta["tokenizer"], ctx.scratch / "tokenizer", "tokenizer")
-    check_shards(ctx.store, params.dataset, "heldout", ctx.say)
-    if params.gate.beats == "bigram":
-        check_shards(ctx.store, params.dataset, "train", ctx.say)
     hf.limit_threads(ctx.env)
     with torch.device(device_of(ctx.env)):
         model = llama.build(meta.model, eos_id=meta.eos_id)
@@ -183,9 +179,11 @@ def _held_out(params: Params, ctx: Context) -> "NDArray[np.integer]":
 
 
 def _stream(params: Params, ctx: Context, split: str) -> "Iterator[NDArray[np.integer]]":
-    """The tokens of a split in order, in arrays of bounded length."""
+    """The tokens of a split in order, in arrays of bounded length; its shards are checked first."""
+    from steps.lib.dataset import check_shards
     from steps.lib.loader import Loader
 
+    check_shards(ctx.store, params.dataset, split, ctx.say)
     return Loader(ctx.store, params.dataset, sequence_length=1, seed=0, window_mib=1, split=split).stream()
 
 

@@ -72,3 +72,13 @@ class CancelledError(TripodError):
     """A person asked for the end."""
 
     code = Exit.CANCELLED
+
+
+_KINDS: dict[int, type[TripodError]] = {
+    kind.code: kind for kind in (UserError, RejectedError, TemporaryError, PreemptedError, CancelledError)
+}
+
+
+def error_of(code: int, message: str) -> TripodError:
+    """The error that ends a process with `code`; a bug of ours for a code that no kind has."""
+    return _KINDS.get(code, TripodError)(message)

@@ -7,7 +7,6 @@ record; the launcher's key must be theirs. It is: they run from the same tree, i
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 import steps.train
@@ -77,7 +76,7 @@ def arguments(params: Params) -> list[str]:
 def _tree(ctx: Context) -> str:
     """The sources that we run from, for the pods."""
     given = ctx.env.get("TRIPOD_TREE", "")
-    return given or folder.put_blob(ctx.store, tree.pack(Path(steps.__file__).parent.parent)).sha256
+    return given or folder.put_blob(ctx.store, tree.pack(tree.root())).sha256
 
 
 def _leave(training: Training) -> None:

@@ -14,8 +14,7 @@ from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from steps.lib import errors
-from steps.lib.errors import Exit, TripodError
+from steps.lib.errors import Exit, error_of
 
 
 class Outcome(BaseModel):
@@ -49,21 +48,9 @@ def read_outcomes(folder: Path) -> list[Outcome]:
     return sorted(found, key=lambda o: (o.code == Exit.DONE, o.secondary, o.time))
 
 
-_KINDS: dict[int, type[TripodError]] = {
-    kind.code: kind
-    for kind in (
-        errors.UserError,
-        errors.RejectedError,
-        errors.TemporaryError,
-        errors.PreemptedError,
-        errors.CancelledError,
-    )
-}
-
-
 def raise_outcome(outcome: Outcome) -> NoReturn:
     """Fail as the worker failed: the error kind of its code, its message."""
-    raise _KINDS.get(outcome.code, TripodError)(outcome.message)
+    raise error_of(outcome.code, outcome.message)
 
 
 class Mailbox:

@@ -9,7 +9,8 @@ from pathlib import Path
 from pipelines.engine.argo.failures import explain
 from pipelines.engine.argo.logs import PodLog
 from pipelines.engine.argo.results import group_result, node_result, outcome_of
-from pipelines.engine.argo.status import ENDED, Attempt, NodeView, phase_of, seconds, views, workflow_message
+from pipelines.engine.argo.status import ENDED, Attempt, NodeView, phase_of, views, workflow_message
+from pipelines.engine.argo.waits import USUAL
 from pipelines.engine.argo.workflows import Workflows
 from pipelines.engine.events import (
     EXIT_NODE,
@@ -31,7 +32,7 @@ from pipelines.engine.templates import Template
 from pipelines.engine.workflow import Workflow
 from pipelines.run_state import NodeState, RunState
 from steps.lib.errors import UserError
-from steps.lib.kube import Object
+from steps.lib.kube import Object, seconds
 
 LOOK_EVERY_S = 1.0
 _PATIENCE_S = 10.0
@@ -204,7 +205,7 @@ class Follower:
     def _wait(self, name: str, told: _Told, attempt: Attempt) -> None:
         """A pod that fits nowhere, or whose image or Secret is not there, says so instead of waiting silently."""
         why, now = attempt.message, time.monotonic()
-        if why in ("", "PodInitializing", "ContainerCreating"):
+        if why in USUAL:
             if time.time() - attempt.started < _PATIENCE_S or now - told.asked < _PATIENCE_S:
                 return
             told.asked = now

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from pipelines.engine.argo.workflows import MAIN
 from steps.lib.errors import UserError
-from steps.lib.kube import SPEC, ExistsError, Object, nine_digits, open_wire
+from steps.lib.kube import ExistsError, Object, nine_digits, open_wire, same_spec
 
 
 class ServerWorkflows:
@@ -48,7 +48,7 @@ class ServerWorkflows:
             made = self._wire.call("POST", self._path(), body={"namespace": self._namespace, "workflow": body})
         except ExistsError:
             made = self.get(body["metadata"]["name"])
-            if made is None or _spec(made) != _spec(body):
+            if made is None or not same_spec(made, body):
                 raise
         assert made is not None
         return made
@@ -86,8 +86,3 @@ class ServerWorkflows:
 
     def _path(self, name: str = "") -> str:
         return f"/api/v1/workflows/{quote(self._namespace)}" + (f"/{quote(name)}" if name else "")
-
-
-def _spec(workflow: Object) -> str | None:
-    spec: str | None = (workflow["metadata"].get("annotations") or {}).get(SPEC)
-    return spec

@@ -15,12 +15,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any
 
 from pipelines.engine.events import EXIT_NODE, Phase
 from steps.lib.errors import UserError
-from steps.lib.kube import Object
+from steps.lib.kube import Object, seconds
 from steps.runner import CACHE_FILE
 
 ENDED = ("Succeeded", "Failed", "Error")
@@ -131,7 +130,7 @@ def _view(run: str, name: str, node: Object, nodes: Nodes) -> NodeView:
         name=name,
         phase=_phase(node),
         message=_line(node) or (_line(pods[-1]) if pods else ""),
-        finished=seconds(node.get("finishedAt")),
+        finished=seconds(node.get("finishedAt")) or None,
         outputs=outputs if _phase(node) == Phase.SUCCEEDED else {},
         cache="" if group else cache,
         attempts=tuple(_attempt(run, pod) for pod in pods),
@@ -160,8 +159,8 @@ def _attempt(run: str, pod: Object) -> Attempt:
     return Attempt(
         pod=f"{run}-{pod['templateName']}"[:_MAX_PREFIX_CHARS] + "-" + pod["id"].rpartition("-")[2],
         phase=_phase(pod),
-        started=seconds(pod.get("startedAt")) or 0.0,
-        finished=seconds(pod.get("finishedAt")),
+        started=seconds(pod.get("startedAt")),
+        finished=seconds(pod.get("finishedAt")) or None,
         exit_code=int(code) if code is not None else None,
         message=_line(pod),
     )
@@ -182,8 +181,3 @@ def _phase(node: Object) -> Phase:
 
 def _line(said: Mapping[str, Any]) -> str:
     return " ".join((said.get("message") or "").split())
-
-
-def seconds(stamp: str | None) -> float | None:
-    """A time of Kubernetes as seconds since the epoch; None for none."""
-    return datetime.fromisoformat(stamp).timestamp() if stamp else None

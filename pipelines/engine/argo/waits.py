@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from steps.lib.kube import Object
 
-_USUAL = ("", "ContainerCreating", "PodInitializing")
+USUAL = ("", "ContainerCreating", "PodInitializing")
+"""What says nothing: every pod starts that way."""
 
 
 def why_it_waits(pod: Object | None, events: Sequence[Object]) -> str:
@@ -19,7 +20,7 @@ def why_it_waits(pod: Object | None, events: Sequence[Object]) -> str:
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     for container in containers:
         waiting = container.get("state", {}).get("waiting") or {}
-        if waiting.get("reason", "") not in _USUAL:
+        if waiting.get("reason", "") not in USUAL:
             return _line(waiting["reason"], waiting.get("message", ""))
     for condition in status.get("conditions") or []:
         if condition.get("reason") == "Unschedulable":

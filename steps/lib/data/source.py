@@ -107,9 +107,8 @@ class FolderSource:
         known = _read_table(cache, key)
         unknown = [f for f in files if f.tag not in known.get(f.name, {})]
         now_ns = time.time_ns()
-        share = (
-            min(64, len(unknown) // (4 * workers)) or 1
-        )  # files at a time: handing over one small file costs more than its hash
+        # handing over one small file costs more than its hash, so each call gets some
+        share = min(64, len(unknown) // (4 * workers)) or 1
         with ThreadPoolExecutor(workers) as pool:
             shares = pool.map(_digests, (unknown[at : at + share] for at in range(0, len(unknown), share)))
             digests = [digest for some in shares for digest in some]

@@ -12,7 +12,7 @@ finds by the annotation `tripod/spec` that its first try has done the work. The 
 """
 
 from steps.lib.kube.access import open_cluster, open_wire
-from steps.lib.kube.cluster import SPEC, Cluster, nine_digits
+from steps.lib.kube.cluster import SPEC, Cluster, nine_digits, same_spec, seconds
 from steps.lib.kube.kinds import Kind
 from steps.lib.kube.wire import ExistsError, Object, RefusedError, Wire
 
@@ -27,4 +27,6 @@ __all__ = [
     "nine_digits",
     "open_cluster",
     "open_wire",
+    "same_spec",
+    "seconds",
 ]

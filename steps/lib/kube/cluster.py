@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -83,7 +84,7 @@ class Cluster:
             made = self._wire.call("POST", kind.path(namespace), {"fieldManager": _FIELD_MANAGER}, body)
         except ExistsError:
             there = self.get(kind, namespace, meta["name"])
-            if there is None or not _same_spec(there, body):
+            if there is None or not same_spec(there, body):
                 raise
             return there
         assert made is not None
@@ -165,9 +166,19 @@ class Cluster:
                 yield time_of, text
 
 
-def _same_spec(there: Object, body: Object) -> bool:
-    mine = body["metadata"].get("annotations", {}).get(SPEC)
-    return bool(mine) and there["metadata"].get("annotations", {}).get(SPEC) == mine
+def same_spec(there: Object, body: Object) -> bool:
+    """Whether two objects were made from the same thing, as their annotation SPEC says."""
+    return bool(mine := _spec(body)) and _spec(there) == mine
+
+
+def _spec(thing: Object) -> str | None:
+    spec: str | None = (thing["metadata"].get("annotations") or {}).get(SPEC)
+    return spec
+
+
+def seconds(stamp: str | None) -> float:
+    """A time of Kubernetes (RFC 3339) as seconds since the epoch; 0 when there is none."""
+    return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
 
 
 def nine_digits(stamp: str) -> str:

@@ -6,8 +6,7 @@ up again when it is started anew. Everything that it does may be done twice, and
 
 from typing import NoReturn
 
-from steps.lib import errors
-from steps.lib.errors import Exit, TemporaryError, TripodError, is_retryable
+from steps.lib.errors import Exit, TemporaryError, error_of, is_retryable
 from steps.lib.kube import Object
 from steps.lib.kube.kinds import TRAINJOB
 from steps.lib.trainjob import attempts
@@ -18,17 +17,6 @@ from steps.lib.trainjob.state import Phase, State
 from steps.lib.trainjob.submit import take
 from steps.lib.trainjob.sweep import sweep
 from steps.lib.trainjob.training import Training
-
-_KINDS: dict[int, type[TripodError]] = {
-    kind.code: kind
-    for kind in (
-        errors.UserError,
-        errors.RejectedError,
-        errors.TemporaryError,
-        errors.PreemptedError,
-        errors.CancelledError,
-    )
-}
 
 
 def run(training: Training) -> None:
@@ -79,6 +67,6 @@ def _meaning(state: State) -> tuple[int, str]:
 def _raise(ended: Attempt) -> NoReturn:
     """As the pods ended. What killed them (128 and above) is temporary for whoever runs us."""
     message = f"gpu: {ended.why}"
-    if ended.code not in _KINDS and is_retryable(ended.code):
+    if ended.code >= 128 and is_retryable(ended.code):
         raise TemporaryError(f"{message} (exit code {ended.code})")
-    raise _KINDS.get(ended.code, TripodError)(message)
+    raise error_of(ended.code, message)

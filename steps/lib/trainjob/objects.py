@@ -1,10 +1,9 @@
 """Reading Kubernetes objects: conditions, times, and what a training pod tells. Pure."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
-from steps.lib.kube import Object
+from steps.lib.kube import Object, seconds
 
 CONTAINER = "node"
 """The training container's name in the runtime; Trainer looks for it too."""
@@ -67,11 +66,6 @@ def is_true(thing: Object | None, kind: str) -> dict[str, Any] | None:
     """The condition when it is True."""
     found = condition(thing, kind)
     return found if found and found["status"] == "True" else None
-
-
-def seconds(stamp: str | None) -> float:
-    """RFC 3339 -> seconds since the epoch; 0 when there is none."""
-    return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
 
 
 def trouble(pod: Object, now: float) -> str:

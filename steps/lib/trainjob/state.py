@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from steps.lib.errors import Exit, is_retryable
-from steps.lib.kube import Object
+from steps.lib.kube import Object, seconds
 from steps.lib.trainjob.objects import (
     SETTLE_S,
     condition,
@@ -26,7 +26,6 @@ from steps.lib.trainjob.objects import (
     living,
     node_name,
     pod_name,
-    seconds,
     terminated,
     trouble,
 )
