@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from steps.lib.store import Store, open_store
-from tests.store.conftest import moto, s3_uri, use
+from tests.store.conftest import moto, proxy, s3_uri, use
 
-__all__ = ["moto", "moto_uri", "s3_uri", "use"]
+__all__ = ["moto", "moto_uri", "proxy", "s3_uri", "use"]
 
 
 @pytest.fixture

@@ -2,12 +2,16 @@
 
 import ast
 import inspect
+import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from steps import records
 from steps.contract import Params, Result, Step, load_step, step_names
 from steps.lib.store import Store, open_store
 from tests.examples import seed_examples
+from tests.store.servers import DROP, Answer, Request
 
 CACHED = [name for name in step_names() if load_step(name).step.cached]
 
@@ -56,8 +61,9 @@ def seeded(tmp_path_factory) -> Store:
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_example_twice_on_both_stores_and_killed(name, tmp_path, moto_uri, seeded):
-    local, remote = f"file://{tmp_path}/store", f"{moto_uri}/{name}"
+def test_example_twice_on_both_stores_and_killed(name, tmp_path, proxy, use, seeded):
+    """Killed at one of its writes, drawn by a seed: before the store has it, or after, with no answer."""
+    local, remote = f"file://{tmp_path}/store", use(proxy)
     for uri in (local, remote):
         for head in seeded.list(""):
             open_store(uri).put(head.key, seeded.get(head.key))
@@ -67,12 +73,34 @@ def test_example_twice_on_both_stores_and_killed(name, tmp_path, moto_uri, seede
     assert first[0] == again[0], "a second call gives the same result"
     assert (first[1], again[1]) == ("miss", "hit")
 
-    killed = _start(name, remote, outputs)
-    time.sleep(0.8)  # somewhere in the middle: wherever it is, the next call must come to the same end
-    killed.send_signal(signal.SIGKILL)
+    seed = os.environ.get("TRIPOD_TEST_SEED", time.time_ns() % 10_000)
+    draw = random.Random(f"{seed} {name}")
+    objects = len(_keys(local) - {head.key for head in seeded.list("")})
+    at, stored = draw.randint(1, objects), draw.random() < 0.5
+    print(f"TRIPOD_TEST_SEED={seed}: {name} is killed at write {at} of {objects} or more, stored: {stored}")
+    victim: Future[subprocess.Popen[str]] = Future()
+    proxy.rule = _kill(victim, at, stored)
+    victim.set_result(killed := _start(name, remote, outputs))
     killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    proxy.rule = lambda request, forward: forward()
     assert _finish(_start(name, remote, outputs), outputs)[0] == first[0], "the store and a kill make no difference"
     assert _recorded(local, name) == _recorded(remote, name) == first[0]
+
+
+def _kill(victim: "Future[subprocess.Popen[str]]", at: int, stored: bool) -> Callable[..., Answer]:
+    """A rule for the proxy: the victim dies at its write number `at`, which the store has then got, or has not."""
+    writes = itertools.count(1)
+
+    def rule(request: Request, forward: Callable[[], Answer]) -> Answer:
+        if request.method not in ("PUT", "POST") or next(writes) != at:
+            return forward()
+        if stored:
+            forward()
+        victim.result().kill()
+        return DROP
+
+    return rule
 
 
 def _start(name: str, uri: str, outputs: Path) -> subprocess.Popen[str]:
@@ -87,6 +115,10 @@ def _finish(process: subprocess.Popen[str], outputs: Path) -> tuple[dict, str]:
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     return json.loads(out.splitlines()[-1]), (outputs / "_cache").read_text().partition(":")[0]
+
+
+def _keys(uri: str) -> set[str]:
+    return {head.key for head in open_store(uri).list("")}
 
 
 def _word(value: object) -> str:
