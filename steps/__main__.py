@@ -9,7 +9,11 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 gc.set_threshold(100_000)  # what imports make stays; looking through it again and again costs 10 ms a start
 
 if __name__ == "__main__":
-    from steps.runner import guard, main
+    try:
+        from steps.runner import guard, main
+    except KeyboardInterrupt:  # nobody is there yet to say it in one line
+        print("error: cancelled", file=sys.stderr)
+        sys.exit(130)
 
     if os.environ.get("TRIPOD_TREE"):
         from steps.lib import tree

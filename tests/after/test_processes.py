@@ -39,7 +39,7 @@ def gone(pid: int) -> None:
     wait(lambda: started(pid) == "", what=f"process {pid} ends", timeout_s=20)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_server_ends_with_the_step(store, tmp_path, signum):
     place = Place(store, tmp_path)
     place.stub(mode="silent", child=tmp_path / "child")
@@ -48,7 +48,7 @@ def test_the_server_ends_with_the_step(store, tmp_path, signum):
     child = pid_in(tmp_path / "child")
     step.send_signal(signum)
     step.communicate(timeout=30)
-    assert step.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 128 + 15}[signum]
+    assert step.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 128 + 15, signal.SIGINT: 130}[signum]
     gone(child)
     assert Serving(place.env, store.uri).all() == ([], [])
 

@@ -154,8 +154,15 @@ def test_the_standard_library_is_a_source(store):
     assert result.num_documents == len([p for p in folder.glob("*.py") if p.stat().st_size])
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_worker_processes_end_with_the_step(tmp_path, how):
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        (signal.SIGTERM, 143, ["error: ended by SIGTERM"]),
+        (signal.SIGINT, 130, ["error: cancelled"]),
+        (signal.SIGKILL, -9, []),
+    ],
+)
+def test_worker_processes_end_with_the_step(tmp_path, how, code, said):
     block = lines(*({"text": f"{i} " + "word " * 200} for i in range(1000)))
     with (tmp_path / "big.jsonl").open("wb") as f:
         for _ in range(70):
@@ -172,10 +179,10 @@ def test_worker_processes_end_with_the_step(tmp_path, how):
         error = process.communicate(timeout=20)[1]
     finally:
         process.kill()
-    assert process.returncode == (143 if how == signal.SIGTERM else -9), error
+    assert process.returncode == code, error
     _wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of the workers")
-    if how == signal.SIGTERM:
-        assert error.splitlines() == ["error: ended by SIGTERM"]
+    if how != signal.SIGKILL:
+        assert error.splitlines() == said
         assert list(scratch.iterdir()) == []
     assert not (tmp_path / "store" / "docs").exists()
 

@@ -348,6 +348,15 @@ def test_signals(place: Place, number: signal.Signals, code: int, line: str) -> 
     assert not list(place.outputs.glob("*"))
 
 
+@pytest.mark.parametrize("command", ["steps", "pipelines.train"])
+def test_ctrl_c_while_modules_load(command: str, tmp_path: Path) -> None:
+    (tmp_path / "pydantic.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    argv = [sys.executable, "-m", command, "ingest" if command == "steps" else "--model=tiny"]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: cancelled\n")
+
+
 def test_it_ends_with_its_parent(place: Place) -> None:
     program = (
         "import os, subprocess, sys; "
