@@ -4,7 +4,6 @@ The only place that catches: every failure becomes one line on stderr and a code
 """
 
 import dataclasses
-import errno
 import json
 import os
 import select
@@ -17,13 +16,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args, get_origin
+from typing import Any, TextIO, cast, get_args, get_origin
 
 from pydantic import ValidationError
 
 from steps import records
 from steps.contract import Context, Params, Result, load_step, step_names
-from steps.lib.errors import Exit, TripodError, UserError
+from steps.lib.deaf import Deaf
+from steps.lib.errors import OS_ERRORS, Exit, TripodError, UserError, about_file, describe_os_error
 from steps.lib.store import open_store
 
 CACHE_FILE = "_cache"
@@ -46,7 +46,18 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
 
 
 def guard(call: Callable[[], int]) -> int:
-    """The boundary of every command: run `call`, turn what it raises into one line and an exit code."""
+    """The boundary of every command: run `call`, turn what it raises into one line and an exit code.
+
+    Inside, nothing fails because stderr takes no more.
+    """
+    stderr, sys.stderr = sys.stderr, cast(TextIO, Deaf(sys.stderr))
+    try:
+        return _guard(call)
+    finally:
+        sys.stderr = stderr
+
+
+def _guard(call: Callable[[], int]) -> int:
     try:
         return call()
     except TripodError as e:
@@ -61,7 +72,7 @@ def guard(call: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except OSError as e:
-        return _fail(*describe_os_error(e)) if e.errno in _OS_ERRORS else _bug()
+        return _fail(*describe_os_error(e)) if e.errno in OS_ERRORS else _bug()
     except KeyboardInterrupt:
         return _fail("cancelled", Exit.CANCELLED)
     except Terminated:
@@ -166,26 +177,6 @@ def first_problem(error: ValidationError) -> str:
     return f"{where}: {problem['msg']}{got}"
 
 
-_OS_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-}
-
-
-def describe_os_error(error: OSError) -> tuple[str, int]:
-    """One line and the exit code for what the operating system refused."""
-    where = error.filename or "this machine"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{where}: no space left; free some, then run the same command again", Exit.TEMPORARY
-    return f"{where}: {error.strerror}", Exit.USER
-
-
 def _takes_text(annotation: Any) -> bool:
     if get_origin(annotation) is not None and hasattr(annotation, "__metadata__"):
         annotation = get_args(annotation)[0]
@@ -203,8 +194,10 @@ def _write_outputs(folder: str, result: Result, kind: str, why: str) -> None:
     root.mkdir(parents=True, exist_ok=True)
     for field, value in result.model_dump(mode="json").items():
         text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-        (root / field).write_bytes(text.encode())
-    (root / CACHE_FILE).write_text(f"{kind}: {why}" if why else kind)
+        with about_file(root / field):
+            (root / field).write_bytes(text.encode())
+    with about_file(root / CACHE_FILE):
+        (root / CACHE_FILE).write_text(f"{kind}: {why}" if why else kind)
 
 
 class _LastSaid:
@@ -229,8 +222,10 @@ class _Scratch:
         self.path = Path(tempfile.mkdtemp(prefix="tripod-", dir=self.parent))
         return self.path
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            error.filename = str(self.path)  # the store names its files; a library that names none wrote here
 
 
 def _positive(env: Mapping[str, str], name: str, default: int) -> int:

@@ -16,7 +16,11 @@ all read this table:
 75 is sysexits.h EX_TEMPFAIL; 128 + n is the shell's code for death by signal n.
 """
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 
 class Exit(IntEnum):
@@ -82,3 +86,33 @@ _KINDS: dict[int, type[TripodError]] = {
 def error_of(code: int, message: str) -> TripodError:
     """The error that ends a process with `code`; a bug of ours for a code that no kind has."""
     return _KINDS.get(code, TripodError)(message)
+
+
+OS_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+}
+"""What the operating system refuses that is no bug of ours."""
+
+
+def describe_os_error(error: OSError) -> tuple[str, int]:
+    """One line and the exit code for what the operating system refused."""
+    where = error.filename or "this machine"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}: no space left; free some, then run the same command again", Exit.TEMPORARY
+    return f"{where}: {error.strerror}", Exit.USER
+
+
+@contextmanager
+def about_file(path: Path) -> Iterator[None]:
+    """Let what the operating system refuses inside be about `path`: a write, unlike an open, names no file."""
+    try:
+        yield
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from e

@@ -4,6 +4,7 @@ ids [batch, tokens] int64 -> logits [batch, tokens, vocabulary] float
 """
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,7 @@ def write(model: "LlamaForCausalLM", folder: Path, *, eos_id: int, pad_id: int |
     They name the major version of transformers alone: that is what a reader has to understand, and what
     wrote them besides is no part of a model.
     """
+    from safetensors import SafetensorError
     from transformers import GenerationConfig
     from transformers.utils import logging
 
@@ -107,7 +109,14 @@ def write(model: "LlamaForCausalLM", folder: Path, *, eos_id: int, pad_id: int |
     model.config.eos_token_id, model.config.pad_token_id = eos_id, pad_id
     settings: Any = GenerationConfig  # it has no types
     model.generation_config = settings(eos_token_id=eos_id, pad_token_id=pad_id)
-    model.save_pretrained(folder, max_shard_size=MAX_SHARD)
+    try:
+        model.save_pretrained(folder, max_shard_size=MAX_SHARD)
+    except SafetensorError as e:
+        _, found, number = str(e).rpartition("(os error ")
+        if not found:
+            raise
+        code = int(number.partition(")")[0])
+        raise OSError(code, os.strerror(code), str(folder)) from e
     for path in (folder / "config.json", folder / "generation_config.json"):
         about = json.loads(path.read_text())
         about["transformers_version"] = f"{about['transformers_version'].partition('.')[0]}.0.0"

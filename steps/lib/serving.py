@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from steps.lib import process
 from steps.lib.digest import sha256_hex
-from steps.lib.errors import TemporaryError, UserError
+from steps.lib.errors import TemporaryError, UserError, about_file
 from steps.lib.wait import wait
 
 _STOP_S = 30.0
@@ -196,8 +196,9 @@ class Serving:
     @staticmethod
     def _write(path: Path, endpoints: list[Endpoint]) -> None:
         whole = path.with_suffix(".tmp")
-        whole.write_bytes(_ENDPOINTS.dump_json(endpoints, indent=1))
-        whole.rename(path)
+        with about_file(path):
+            whole.write_bytes(_ENDPOINTS.dump_json(endpoints, indent=1))
+            whole.rename(path)
 
 
 def _stop(endpoint: Endpoint) -> None:

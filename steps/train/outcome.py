@@ -38,8 +38,9 @@ def write_outcome(folder: Path, rank: int, code: int, message: str, *, secondary
     outcome = Outcome(rank=rank, code=code, message=message, secondary=secondary, time=time.time())
     path = folder / f"rank-{rank}.json"
     part = path.with_suffix(".part")
-    part.write_text(outcome.model_dump_json())
-    os.replace(part, path)
+    with errors.about_file(path):
+        part.write_text(outcome.model_dump_json())
+        os.replace(part, path)
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:
@@ -62,8 +63,9 @@ class Mailbox:
     def announce(self, local_rank: int) -> None:
         """A worker says that it can be signalled (call with the handlers in place)."""
         part = self.folder / f"pid-{local_rank}.part"
-        part.write_text(str(os.getpid()))
-        os.replace(part, self.folder / f"pid-{local_rank}")
+        with errors.about_file(part):
+            part.write_text(str(os.getpid()))
+            os.replace(part, self.folder / f"pid-{local_rank}")
 
     def stop_was_asked(self) -> bool:
         """Whether the agent was told to stop."""

@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
-from steps.lib.errors import Exit, TemporaryError, TripodError
+from steps.lib.deaf import Deaf
+from steps.lib.errors import OS_ERRORS, Exit, TemporaryError, TripodError, describe_os_error
 from steps.train.outcome import Mailbox, write_outcome
 
 
@@ -30,42 +30,30 @@ class StopFlag:
         self.is_set = True
 
 
-class Deaf:
-    """A stream that goes on when its reader has died: the last checkpoint matters more than what is said of it."""
-
-    def __init__(self, stream: TextIO):
-        self.stream = stream
-
-    def write(self, text: str) -> int:
-        """Write, or do nothing when nobody reads any more."""
-        with suppress(BrokenPipeError):
-            self.stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush, or do nothing when nobody reads any more."""
-        with suppress(BrokenPipeError):
-            self.stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
 def main(job_file: Path) -> None:
     """Work as the rank that the environment names, and leave an outcome file. Does not return."""
     die_with_parent()
     sys.stderr = cast(TextIO, Deaf(sys.stderr))
     flag = StopFlag()
     flag.listen()
+    try:
+        code = _work(job_file, flag)
+    except OSError as e:  # no room for the outcome: this is the last place to say why
+        message, code = describe_os_error(e)
+        print(f"error: rank {os.environ['RANK']}: {message}", file=sys.stderr)
+    sys.stderr.flush()
+    # At once: threads that wait for lost peers must not hold the process. Preempted is a success for
+    # torchrun's agent, which would otherwise stop the ranks that are still leaving.
+    os._exit(0 if code in (Exit.DONE, Exit.PREEMPTED) else code)
+
+
+def _work(job_file: Path, flag: StopFlag) -> int:
     mailbox = Mailbox(job_file.parent)
     mailbox.announce(int(os.environ["LOCAL_RANK"]))
     flag.is_set = flag.is_set or mailbox.stop_was_asked()
     code, message, secondary = _guarded(job_file, flag)
     write_outcome(job_file.parent, int(os.environ["RANK"]), code, message, secondary=secondary)
-    sys.stderr.flush()
-    # At once: threads that wait for lost peers must not hold the process. Preempted is a success for
-    # torchrun's agent, which would otherwise stop the ranks that are still leaving.
-    os._exit(0 if code in (Exit.DONE, Exit.PREEMPTED) else code)
+    return code
 
 
 def _guarded(job_file: Path, flag: StopFlag) -> tuple[int, str, bool]:
@@ -78,6 +66,9 @@ def _guarded(job_file: Path, flag: StopFlag) -> tuple[int, str, bool]:
     except TripodError as e:
         return e.code, str(e), False
     except Exception as e:  # noqa: BLE001 - the boundary of this process, as steps.runner is of its own
+        if isinstance(e, OSError) and e.errno in OS_ERRORS:
+            message, code = describe_os_error(e)
+            return code, f"rank {os.environ['RANK']}: {message}", False
         if _lost_peers(e):
             return TemporaryError.code, f"lost contact with the other ranks: {e}", True
         traceback.print_exc()

@@ -206,3 +206,11 @@ def test_a_folder_that_is_not_the_model_is_noticed(tmp_path):
     hf.compare(making.random_model(seed=1), tmp_path)
     with pytest.raises(Exception, match="logits of the written model differ"):
         hf.compare(making.random_model(seed=2), tmp_path)
+
+
+def test_what_the_system_refuses_the_weights_is_no_bug(tmp_path):
+    """safetensors tells of a full disk, and of this, in an error of its own kind."""
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        hf.write(making.random_model(), tmp_path, eos_id=0, pad_id=None)
+    assert caught.value.filename == str(tmp_path)

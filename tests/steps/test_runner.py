@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -320,10 +321,22 @@ def test_a_reader_of_stdout_that_leaves_is_no_failure(place: Place) -> None:
     assert process.returncode == 0, err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="uses /dev/full")
+def test_a_full_disk_below_stderr_changes_nothing(place: Place) -> None:
+    """As with `nohup ... 2> log`: what is said is lost, the work and its exit code are not."""
+    for do, code, said in (("ok", 0, 1), ("full", 75, 0)):
+        with open("/dev/full", "w") as full:
+            argv = [sys.executable, "-m", "steps", "fake", f"--do={do}"]
+            done = subprocess.run(argv, cwd=place.tree, env=place.env, stdout=subprocess.PIPE, stderr=full)
+        assert (done.returncode, done.stdout.count(b"\n")) == (code, said)
+
+
 def test_what_the_system_says(place: Place) -> None:
     next_command = "no space left; free some, then run the same command again"
     assert place.fails("fake", "--do=full") == (75, f"/data/part-7: {next_command}")
-    assert place.fails("fake", "--do=full, nameless") == (75, f"this machine: {next_command}")
+    code, line = place.fails("fake", "--do=full, nameless")
+    assert code == Exit.TEMPORARY
+    assert re.fullmatch(rf"{place.scratch}/tripod-\w+: {next_command}", line), "what libraries do not name is in there"
     assert place.fails("fake", "--do=library") == (2, "library no_such_library: not installed here; run `make setup`")
     code, line = place.fails("fake", TRIPOD_SCRATCH="/no/such/folder")
     assert code == Exit.USER

@@ -5,11 +5,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from steps.lib.deaf import Deaf
 from steps.lib.errors import Exit, PreemptedError, TemporaryError, TripodError, UserError
 from steps.lib.store import Store
 from steps.train.gang import join
@@ -17,7 +19,6 @@ from steps.train.job import Job
 from steps.train.launch import _await_name, _conclude, _Stopping
 from steps.train.outcome import Mailbox, read_outcomes, write_outcome
 from steps.train.runtime import Runtime
-from steps.train.worker import Deaf
 from tests.train.trainings import tiny
 
 
@@ -145,3 +146,16 @@ def test_a_worker_goes_on_when_nobody_reads_what_it_says() -> None:
         print("progress", file=deaf, flush=True)
         with contextlib.suppress(BrokenPipeError):  # what the stream still holds
             stream.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="uses /dev/full")
+@pytest.mark.parametrize("name", ["pid-0", "rank-0"])
+def test_a_worker_without_room_for_its_outcome_says_so(name: str, tmp_path: Path) -> None:
+    """In one line: its first and its last act are writes."""
+    (tmp_path / f"{name}.part").symlink_to("/dev/full")
+    env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "TRIPOD_AGENT_PID": str(os.getpid())}
+    argv = [sys.executable, "-m", "steps.train.worker", str(tmp_path / "job.json")]
+    done = subprocess.run(argv, env=env, stderr=subprocess.PIPE, text=True)
+    path = tmp_path / {"pid-0": "pid-0.part", "rank-0": "rank-0.json"}[name]
+    assert done.returncode == 75
+    assert done.stderr == f"error: rank 0: {path}: no space left; free some, then run the same command again\n"
