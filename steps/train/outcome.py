@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from steps.lib.errors import Exit, error_of
+from steps.lib.errors import Exit, about_file, error_of
 
 
 class Outcome(BaseModel):
@@ -38,7 +38,7 @@ def write_outcome(folder: Path, rank: int, code: int, message: str, *, secondary
     outcome = Outcome(rank=rank, code=code, message=message, secondary=secondary, time=time.time())
     path = folder / f"rank-{rank}.json"
     part = path.with_suffix(".part")
-    with errors.about_file(path):
+    with about_file(path):
         part.write_text(outcome.model_dump_json())
         os.replace(part, path)
 
@@ -63,7 +63,7 @@ class Mailbox:
     def announce(self, local_rank: int) -> None:
         """A worker says that it can be signalled (call with the handlers in place)."""
         part = self.folder / f"pid-{local_rank}.part"
-        with errors.about_file(part):
+        with about_file(part):
             part.write_text(str(os.getpid()))
             os.replace(part, self.folder / f"pid-{local_rank}")
 
