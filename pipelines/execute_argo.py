@@ -18,7 +18,7 @@ from pipelines.run_state import RunState, new_state
 from pipelines.runs_store import load_document, state_before
 from pipelines.view import View
 from steps.lib.digest import digest_of
-from steps.lib.errors import UserError
+from steps.lib.errors import TemporaryError, UserError
 from steps.lib.store import Store
 
 
@@ -70,6 +70,7 @@ def follow_on_argo(
 
     Raises:
         GoneError: the workflow is gone.
+        TemporaryError: the cluster stayed away; the run may go on.
     """
     scratch = Path(tempfile.mkdtemp(prefix=f"tripod-{state.run_id}-"))
     recorder = Recorder(store, state, None)
@@ -85,6 +86,9 @@ def follow_on_argo(
             outcome = follower.run()
             if outcome:
                 recorder.end(outcome, follower.ended_at)
+    except TemporaryError as e:
+        again = f"`python -m pipelines.runs status {state.run_id} --follow` comes back to it"
+        raise TemporaryError(f"{e} Run {state.run_id} does not depend on this; {again}") from e
     finally:
         whole = recorder.close()
     if outcome:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import clusters
 from pipelines.clusters import open_workflows
 from pipelines.engine.argo import follow
 from pipelines.engine.events import Outcome
@@ -20,7 +21,7 @@ from pipelines.settings.load import load_site
 from pipelines.view import PlainView
 from steps.lib.errors import UserError
 from steps.lib.kube.kinds import POD, TRAINJOB, WORKFLOW
-from steps.lib.log_parts import LogReader
+from steps.lib.log_parts import LogCopy, LogReader
 from steps.lib.store import Store
 from tests.engine.argo_stage import NAMESPACE, Stage
 from tests.engine.workflows import Document, task, workflow
@@ -175,14 +176,16 @@ def test_detached_runs_are_brought_up_to_date_by_who_looks(here, capsys):
 def test_status_comes_back_and_ends_as_the_run_does(here, capsys):
     here.execute(two(), detach=True)
     here.stage.pod("a", "Running")
-    here.stage.write("a", "early", more=True)
-    here.runs("status", "monday")
+    for line in ("early", "later"):  # a part each
+        here.stage.write("a", line, more=True)
+        here.runs("status", "monday")
+    assert here.store.head("runs/monday/logs/a/0/part-00001.log")
     thread = threading.Thread(target=lambda: (time.sleep(0.1), play(here.stage, code=75)))
     thread.start()
     assert here.runs("status", "monday", "--follow") == 75
     thread.join()
     assert "run monday failed" in capsys.readouterr().err
-    assert here.log("a") == ["early", "from a"]
+    assert here.log("a") == ["early", "later", "from a"]
 
 
 def test_logs_are_followed_to_the_end(here, capsys):
@@ -209,6 +212,20 @@ def test_ctrl_c_leaves_the_run_alone(here, monkeypatch, capsys):
 
 def _interrupted(self: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_cluster_that_goes_away_ends_the_following_not_the_run(here, monkeypatch, capsys):
+    monkeypatch.setattr(clusters, "_RETRY_S", 0.3)
+    here.execute(two(), detach=True)
+    here.api.away = True
+    assert here.runs("status", "monday", "--follow") == 75
+    said = capsys.readouterr().err
+    assert "status 503; is it up, and is the address right? Run monday does not depend on this; " in said
+    assert "`python -m pipelines.runs status monday --follow` comes back to it" in said
+    here.api.away = False
+    play(here.stage)
+    assert here.runs("status", "monday", "--follow") == 0
+    assert load_run(here.store, "monday").state.phase == "Succeeded"
 
 
 def test_list_has_the_live_phases(here, capsys):
@@ -377,3 +394,50 @@ def test_without_a_way_to_the_gpu_cluster_the_launcher_is_left_to_cancel(here, c
     play(here.stage, code=75)
     assert here.runs("cancel", "monday") == 0
     assert "the GPU cluster is left to the run's launcher" in capsys.readouterr().err
+
+
+def copy_of(store: Store, path: Path) -> LogCopy:
+    return LogCopy(store, "runs/r1/logs/a/0", path, ended=True, shared=True)
+
+
+def read(store: Store) -> list[str]:
+    return list(LogReader(store, "runs/r1/logs/a/0").lines(last=True))
+
+
+def test_who_copies_a_log_later_goes_on_behind_what_is_there(store, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    copy = copy_of(store, first)
+    for lines in ("one\n", "two\n", "three\n"):  # a part each
+        with first.open("a") as file:
+            file.write(lines)
+        copy.copy()
+    second.write_text("one\ntwo\nthree\nfour\n")
+    late = copy_of(store, second)
+    late.copy()
+    assert read(store) == ["one", "two", "three", "four"]
+    assert late.done
+    third = tmp_path / "third"
+    third.write_text("one\n")  # a pod that is gone by now: less than is there
+    gone = copy_of(store, third)
+    gone.copy()
+    assert gone.done
+    assert read(store) == ["one", "two", "three", "four"]
+
+
+def test_who_copies_a_log_beside_another_writes_no_part_twice(store, tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.write_text("one\n")
+    theirs.write_text("one\n")
+    here, there = copy_of(store, ours), copy_of(store, theirs)
+    here.copy()
+    there.copy()
+    ours.write_text("one\ntwo\n")
+    here.copy()  # there believes that part 1 is still to be written
+    theirs.write_text("one\ntwo\nthree\n")
+    there.copy()
+    there.copy()
+    ours.write_text("one\ntwo\nthree\nfour\n")
+    here.copy()
+    here.copy()
+    assert read(store) == ["one", "two", "three", "four"]
+    assert here.done
