@@ -8,8 +8,8 @@ import os
 from tests.lab import images, step_images, storage
 from tests.lab.places import CLUSTERS, COMPUTE, ENV_FILE, GPU, Place
 
-_USED = {COMPUTE: ("data", "train"), GPU: ("train", "serve")}
-"""Images of step_images.py that pods of a cluster use."""
+_USED = {COMPUTE: ("data", "train", "serve"), GPU: ("train", "serve")}
+"""Images of step_images.py that pods of a cluster use: the launchers of train and deploy run in those of their pods."""
 
 
 def load_images(place: Place) -> None:
