@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,25 @@ def test_a_server_that_is_not_there_is_a_temporary_failure(api, tmp_path):
         pytest.raises(TemporaryError, match="gpu cluster"),
     ):
         cluster.version()
+
+
+def test_closing_ends_the_wait_for_a_server_that_is_away(api, tmp_path):
+    """A thread that follows a log must not outlive its run by `retry_s`, asking and asking."""
+    api.away = True
+    with serving(api, tmp_path) as config:
+        cluster = open_cluster("compute", kubeconfig=str(config), retry_s=600)
+        ended = threading.Event()
+
+        def ask() -> None:
+            with suppress(TemporaryError):
+                cluster.get(WORKFLOW, "team-a", "w")
+            ended.set()
+
+        threading.Thread(target=ask, daemon=True).start()
+        while len(api.asked) < 2:
+            time.sleep(0.01)
+        cluster.close()
+        assert ended.wait(5)
 
 
 def test_what_the_server_forbids_is_an_error_of_the_user_at_once(api, cluster):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -14,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from steps.lib.deaf import Deaf
 from steps.lib.errors import Exit, PreemptedError, TemporaryError, TripodError, UserError
 from steps.lib.store import Store
+from steps.train import launch
 from steps.train.gang import join
 from steps.train.job import Job
 from steps.train.launch import _await_name, _conclude, _Stopping
@@ -46,7 +48,7 @@ def test_a_name_that_appears_late_is_waited_for(monkeypatch: pytest.MonkeyPatch)
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return []
 
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(launch, "socket", SimpleNamespace(getaddrinfo=resolve, gaierror=socket.gaierror))
     _await_name("train-node-0-0.train", poll_s=0.01)
     assert asked == ["train-node-0-0.train"] * 3
 
@@ -55,7 +57,7 @@ def test_a_name_that_never_appears(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(host: str, port: None) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(launch, "socket", SimpleNamespace(getaddrinfo=resolve, gaierror=socket.gaierror))
     with pytest.raises(TemporaryError, match="PET_MASTER_ADDR: nowhere has no address after 0 s"):
         _await_name("nowhere", timeout_s=0, poll_s=0.01)
 

@@ -1,6 +1,7 @@
 """JSON over HTTP to a server that wants a token: calls repeated while it is away, failures as this product's kinds."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -44,10 +45,12 @@ class Wire:
         self._what = what
         self._settings = settings
         self._retry_s = retry_s
+        self._closed = threading.Event()
         self._pool = RESTClientObject(settings).pool_manager
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Give the connections back; who still waits for the server to come back waits no longer."""
+        self._closed.set()
         self._pool.clear()
 
     def call(
@@ -112,11 +115,10 @@ class Wire:
                     reply.close()
             except self._cut() as e:
                 problem = str(e) or type(e).__name__
-            if time.monotonic() + wait_s > deadline:
+            if time.monotonic() + wait_s > deadline or self._closed.wait(wait_s):
                 raise TemporaryError(
                     f"{self._what}, {self._settings.host}: {problem}; is it up, and is the address right?"
                 )
-            time.sleep(wait_s)
             wait_s = min(2 * wait_s, 5.0)
 
     def _cut(self) -> type[Exception]:
