@@ -10,10 +10,10 @@ import pytest
 
 from pipelines.engine.argo.failures import explain
 from pipelines.engine.argo.status import Attempt, NodeView, phase_of, views
-from pipelines.engine.argo.waits import why_it_waits
 from pipelines.engine.events import Phase
 from pipelines.engine.workflow import parse_workflow
 from steps.lib.errors import UserError
+from steps.lib.kube.waits import why_it_waits
 from tests.engine.workflows import ALL, task, template, workflow
 
 STATUSES = Path(__file__).with_name("argo_statuses")

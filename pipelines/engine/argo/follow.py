@@ -10,7 +10,6 @@ from pipelines.engine.argo.failures import explain
 from pipelines.engine.argo.logs import PodLog
 from pipelines.engine.argo.results import group_result, node_result, outcome_of
 from pipelines.engine.argo.status import ENDED, Attempt, NodeView, phase_of, views, workflow_message
-from pipelines.engine.argo.waits import USUAL
 from pipelines.engine.argo.workflows import Workflows
 from pipelines.engine.events import (
     EXIT_NODE,
@@ -33,6 +32,7 @@ from pipelines.engine.workflow import Workflow
 from pipelines.run_state import NodeState, RunState
 from steps.lib.errors import UserError
 from steps.lib.kube import Object, seconds
+from steps.lib.kube.waits import USUAL
 
 LOOK_EVERY_S = 1.0
 _PATIENCE_S = 10.0

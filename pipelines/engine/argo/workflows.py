@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from pipelines.engine.argo.waits import why_it_waits
 from steps.lib.kube import Cluster, Object
 from steps.lib.kube.kinds import EVENT, POD, WORKFLOW
+from steps.lib.kube.waits import why_it_waits
 
 MAIN = "main"
 """Argo's name for the container of a step."""
