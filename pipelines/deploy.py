@@ -48,15 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     """Call the deploy step just as an engine would; its result is the last line of stdout."""
     from pipelines.names import dns_name
-    from pipelines.settings.load import load, store_uri
+    from pipelines.settings.load import load, open_site_store, store_uri
     from steps import runner
     from steps.lib.registry import find
-    from steps.lib.store import open_store
 
     recipe, site = load(args.model, args.site, args.set)
     serving, uri = recipe.value.serving, store_uri(site.value)
     fields = {
-        "model": find(open_store(uri), dns_name(recipe.name), args.version),
+        "model": find(open_site_store(site.value), dns_name(recipe.name), args.version),
         "name": serving.name or recipe.name,
         "keep": json.dumps(args.keep),
         "port": str(serving.port),
@@ -120,11 +119,10 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _serving(site: "Site") -> "Serving":
-    from pipelines.settings.load import store_uri
+    from pipelines.settings.load import open_site_store
     from steps.lib.serving import Serving
-    from steps.lib.store import open_store
 
-    return Serving(os.environ, open_store(store_uri(site)).uri)
+    return Serving(os.environ, open_site_store(site).uri)
 
 
 if __name__ == "__main__":

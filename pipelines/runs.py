@@ -40,11 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from pipelines import runs_commands as commands
-    from pipelines.settings.load import load_site, store_uri
-    from steps.lib.store import open_store
+    from pipelines.settings.load import load_site, open_site_store
 
     site = load_site(args.site).value
-    store = open_store(store_uri(site))
+    store = open_site_store(site)
     if args.verb == "list":
         return commands.show_list(store, as_json=args.json)
     if args.verb == "status":

@@ -54,18 +54,21 @@ def _train(args: argparse.Namespace) -> int:
     from pipelines.build import pipeline
     from pipelines.names import check_run_id, new_run_id
     from pipelines.plan import check_machine, make_plan
-    from pipelines.settings.load import load, store_uri
+    from pipelines.settings.load import load, open_site_store, store_uri
     from pipelines.view import tell
     from steps.lib import tree
     from steps.lib.digest import sha256_hex
     from steps.lib.errors import Exit, UserError
     from steps.lib.folder import put_blob
-    from steps.lib.store import open_store
 
     model, site = load(args.model, args.site, args.set)
     run_id = check_run_id(args.run_id) if args.run_id else new_run_id(model.name)
     uri = store_uri(site.value)
     on_argo = site.value.engine == "argo"
+    if args.detach and not on_argo:
+        raise UserError(
+            f"--detach: site {site.name} runs on this machine, where the run ends with the command; a site with engine argo allows it"
+        )
     packed = tree.pack(tree.root()) if on_argo else b""
     pipe = pipeline(model, site, run_id, sha256_hex(packed) if packed else "")
     if not args.dry_run and not on_argo:
@@ -75,7 +78,7 @@ def _train(args: argparse.Namespace) -> int:
             f"site {site.name}: store.uri is {uri}, allowed with engine argo is s3://bucket/prefix: pods share no disk"
         )
     contacted = not args.dry_run or uri.startswith("file://")
-    store = open_store(uri) if contacted else None
+    store = open_site_store(site.value) if contacted else None
     plan = make_plan(pipe, model.value, run_id, store, uri)
     if not args.json or args.dry_run:
         tell("\n".join(plan.lines()), sys.stderr)
@@ -99,11 +102,10 @@ def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]"
 
     from pipelines.engine.recorder import RunInfo
     from pipelines.execute import execute, source_revision
-    from pipelines.settings.load import store_uri
+    from pipelines.settings.load import open_site_store
     from pipelines.summary import summary
     from pipelines.view import choose_view, tell
     from steps.lib.errors import Exit
-    from steps.lib.store import open_store
 
     started = time.time()
     info = RunInfo(
@@ -115,7 +117,7 @@ def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]"
         tree=source_revision(Path.cwd()),
         started=started,
     )
-    store, document = open_store(store_uri(site.value)), yaml.safe_load(text)
+    store, document = open_site_store(site.value), yaml.safe_load(text)
     view = choose_view(json_lines=args.json, verbose=args.verbose)
     if site.value.engine == "local":
         outcome = execute(document, store=store, info=info, view=view, grace_s=site.value.run.grace_s)

@@ -173,10 +173,10 @@ class JsonView(View):
 
 
 def tell(text: str, stream: TextIO) -> None:
-    """Print a line. A reader that is gone (`| head`) ends the telling, not the run."""
+    """Print a line. A reader that is gone (`| head`), or a disk that is full, ends the telling, not the run."""
     try:
         print(text, file=stream, flush=True)
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -50,11 +50,14 @@ def guard(call: Callable[[], int]) -> int:
 
     Inside, nothing fails because stderr takes no more.
     """
-    stderr, sys.stderr = sys.stderr, cast(TextIO, Deaf(sys.stderr))
+    stderr, stdout = sys.stderr, sys.stdout
+    nowhere = open(os.devnull, "w") if None in (stderr, stdout) else None  # noqa: SIM115 - `2>&-`: Python has no stream then
+    sys.stderr = cast(TextIO, Deaf(stderr or nowhere))
+    sys.stdout = stdout or nowhere
     try:
         return _guard(call)
     finally:
-        sys.stderr = stderr
+        sys.stderr, sys.stdout = stderr, stdout
 
 
 def _guard(call: Callable[[], int]) -> int:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 import time
 from threading import Lock
 
@@ -227,3 +228,11 @@ def test_a_reader_that_is_gone_ends_the_telling_and_not_the_run():
     with open(write, "w") as stream:
         tell("first", stream)
         tell("second", stream)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="uses /dev/full")
+def test_a_full_disk_ends_the_telling_not_the_run():
+    with open("/dev/full", "w") as stream:
+        view = JsonView(stream=stream)
+        view.refresh(state_of(0.0))
+        view.refresh(state_of(0.0))

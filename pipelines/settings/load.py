@@ -13,13 +13,16 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from pipelines.settings.recipe import Recipe
 from pipelines.settings.site import Site
 from steps.lib.errors import UserError
+
+if TYPE_CHECKING:
+    from steps.lib.store import Store
 
 _HERE = Path(__file__).resolve().parent
 T = TypeVar("T", Recipe, Site)
@@ -208,3 +211,17 @@ def _fields(settings_type: type[BaseModel], path: Iterable[str]) -> list[str]:
 def _meant(got: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(got, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def open_site_store(site: Site) -> "Store":
+    """The site's store, reached by this process as its steps reach it: endpoint, region, certificates and
+    checksums of [store] go into the environment, over what is there. Credentials come by AWS_* as usual.
+
+    Raises:
+        UserError: the URI is no store's.
+    """
+    from steps.lib.store import open_store
+
+    uri = store_uri(site)
+    os.environ.update(site.s3_env(uri))
+    return open_store(uri)

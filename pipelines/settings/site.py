@@ -188,12 +188,17 @@ class Site(Settings):
             }
         if self.engine == "argo":
             env["AWS_SHARED_CREDENTIALS_FILE"] = f"{S3_FOLDER}/credentials"
-        if store_uri.startswith("s3://"):
-            env |= {
-                "AWS_ENDPOINT_URL": self.store.endpoint,
-                "AWS_REGION": self.store.region,
-                "AWS_CA_BUNDLE": self.store.ca_bundle,
-                "AWS_REQUEST_CHECKSUM_CALCULATION": self.store.checksums,
-                "AWS_RESPONSE_CHECKSUM_VALIDATION": self.store.checksums,
-            }
+        return {name: value for name, value in (env | self.s3_env(store_uri)).items() if value}
+
+    def s3_env(self, store_uri: str) -> dict[str, str]:
+        """How the store's S3 server is reached, for every process of ours; nothing for another kind of store."""
+        if not store_uri.startswith("s3://"):
+            return {}
+        env = {
+            "AWS_ENDPOINT_URL": self.store.endpoint,
+            "AWS_REGION": self.store.region,
+            "AWS_CA_BUNDLE": self.store.ca_bundle,
+            "AWS_REQUEST_CHECKSUM_CALCULATION": self.store.checksums,
+            "AWS_RESPONSE_CHECKSUM_VALIDATION": self.store.checksums,
+        }
         return {name: value for name, value in env.items() if value}

@@ -55,7 +55,7 @@ def read_versions(store: Store, model: str) -> dict[str, str]:
     """The libraries that exported `model` last; nothing when that is not known."""
     try:
         return dict(json.loads(store.get(_versions_key(model))))
-    except NotFoundError:
+    except (NotFoundError, ValueError, TypeError):  # damaged is not known: the next export writes it anew
         return {}
 
 

@@ -189,3 +189,11 @@ def test_a_champion_whose_lineage_may_not_be_read_is_not_taken_for_a_bad_one(sto
         registry.bits_per_byte(Refusing(), "models/m/v1")
     store.put("models/m/lineage/v1.json", b"{")
     assert registry.bits_per_byte(store, "models/m/v1") == math.inf
+
+
+@pytest.mark.parametrize("data", [b'{"torch', b"3", b"[1]"])
+def test_a_damaged_note_of_library_versions_is_no_note(place, data):
+    registry.write_versions(place, "models/m/v1", {"torch": "2"})
+    (key,) = (head.key for head in place.list("models/m/versions"))
+    place.put(key, data)
+    assert registry.read_versions(place, "models/m/v1") == {}

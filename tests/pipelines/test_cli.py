@@ -66,3 +66,10 @@ def test_help_imports_nothing_heavy():
         "print([m for m in ('hera', 'pydantic', 'boto3', 'pyarrow', 'torch') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_detach_is_refused_where_the_run_would_end_with_the_command(place, capsys):
+    assert train.main(["--model", "starter", "--set", f"data.source={place}/text", "--detach"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: --detach: site local runs on this machine")
+    assert not (place / "store" / "runs").exists()

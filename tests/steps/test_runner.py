@@ -395,3 +395,12 @@ def test_what_may_be_tried_again(code: int, again: bool) -> None:
 def test_death_by_signal_may_be_tried_again_and_cancelling_not() -> None:
     assert [is_retryable(code) for code in (137, 143, 139, -9, -15)] == [True] * 5
     assert [is_retryable(code) for code in (130, -2)] == [False, False]
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
+def test_a_stream_that_is_closed_from_the_start_changes_nothing(place: Place, closed: str) -> None:
+    """As some supervisors start what they run."""
+    words = [sys.executable, "-m", "steps", "fake", "--do=ok"]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *words], cwd=place.tree, env=place.env)
+    assert done.returncode == 0
+    assert list(place.outputs.glob("*"))
