@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipelines.view import View
 from steps.lib.digest import digest_of
 from steps.lib.errors import TemporaryError, UserError
 from steps.lib.store import Store
+from steps.lib.trainjob.cancel import withdraw_cancel
 
 
 def execute_on_argo(
@@ -43,6 +45,7 @@ def execute_on_argo(
     """
     workflow = parse_workflow(document)
     check_free(workflows, document)
+    withdraw_cancel(store, info.run_id)  # of an earlier run of this name
     before = state_before(store, info.run_id)
     if before and digest_of(load_document(store, info.run_id)) != digest_of(document):
         raise UserError(f"run {info.run_id}: {store.uri} has another run of that name; choose another --run-id")
@@ -61,12 +64,21 @@ def execute_on_argo(
 
 
 def follow_on_argo(
-    state: RunState, workflow: Workflow, *, workflows: Workflows, store: Store, view: View
+    state: RunState,
+    workflow: Workflow,
+    *,
+    workflows: Workflows,
+    store: Store,
+    view: View,
+    leave: threading.Event | None = None,
 ) -> Outcome | None:
     """Follow a workflow from where `state` has left it, and keep its record.
 
+    Args:
+        leave: set by another thread, it ends the following.
+
     Returns:
-        How it ended; None after Ctrl-C, which only ends the following.
+        How it ended; None after Ctrl-C or `leave`, which only end the following.
 
     Raises:
         GoneError: the workflow is gone.
@@ -79,7 +91,7 @@ def follow_on_argo(
         recorder(event)
         view.update(event)
 
-    follower = Follower(workflows, workflow, state, scratch=scratch, listeners=[listen])
+    follower = Follower(workflows, workflow, state, scratch=scratch, listeners=[listen], leave=leave)
     outcome = None
     try:
         with view.showing(state, recorder.lock), suppress(KeyboardInterrupt):

@@ -4,10 +4,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pydantic import ValidationError
+
 from pipelines.clusters import gpu_cluster, open_workflows
 from pipelines.engine.argo.follow import GoneError
 from pipelines.engine.argo.status import ENDED, phase_of
-from pipelines.engine.argo.submit import cancel as cancel_workflow, check_free
+from pipelines.engine.argo.submit import cancel as cancel_workflow
 from pipelines.engine.events import Outcome
 from pipelines.engine.workflow import parse_workflow
 from pipelines.execute_argo import catch_up, execute_on_argo, follow_on_argo
@@ -15,9 +17,9 @@ from pipelines.run_state import RunState
 from pipelines.runs_store import Run, load_document
 from pipelines.settings.site import Site
 from pipelines.view import Silence, View
-from steps.lib.errors import TripodError
+from steps.lib.errors import TripodError, UserError
 from steps.lib.store import Store
-from steps.lib.trainjob.cancel import ask_cancel, cancel_train, left_over, withdraw_cancel
+from steps.lib.trainjob.cancel import ask_cancel, cancel_train, left_over
 from steps.lib.wait import wait
 
 _CANCEL_MARGIN_S = 60.0
@@ -25,13 +27,23 @@ Say = Callable[[str], None]
 
 
 def site_of(run: Run) -> Site:
-    """The site that a run was submitted to, as its record has it."""
-    return Site.model_validate(
-        {name: run.info.settings[name] for name in Site.model_fields if name in run.info.settings}
-    )
+    """The site that a run was submitted to, as its record has it.
+
+    Raises:
+        UserError: another version of this program has recorded it.
+    """
+    settings = {name: run.info.settings[name] for name in Site.model_fields if name in run.info.settings}
+    try:
+        return Site.model_validate(settings)
+    except ValidationError as e:
+        where = ".".join(str(part) for part in e.errors()[0]["loc"])
+        raise UserError(
+            f"run {run.info.run_id}: its record has settings of another version of this program: {where}: "
+            f"{e.errors()[0]['msg']}; look at it with the version that submitted it"
+        ) from e
 
 
-def follow(store: Store, run: Run, view: View) -> Outcome | None:
+def follow(store: Store, run: Run, view: View, leave: threading.Event | None = None) -> Outcome | None:
     """Come back to a run and follow it to its end, from where its record stands; None after Ctrl-C.
 
     Raises:
@@ -39,7 +51,7 @@ def follow(store: Store, run: Run, view: View) -> Outcome | None:
     """
     workflow = parse_workflow(load_document(store, run.info.run_id))
     with open_workflows(site_of(run)) as workflows:
-        return follow_on_argo(run.state, workflow, workflows=workflows, store=store, view=view)
+        return follow_on_argo(run.state, workflow, workflows=workflows, store=store, view=view, leave=leave)
 
 
 def look(store: Store, run: Run, say: Say) -> RunState:
@@ -68,10 +80,11 @@ def following(store: Store, run: Run) -> Iterator[Callable[[], None]]:
         Raises what has ended the following, if anything did.
     """
     failed: list[TripodError] = []
+    leave = threading.Event()
 
     def work() -> None:
         try:
-            follow(store, run, Silence())
+            follow(store, run, Silence(), leave)
         except TripodError as e:
             failed.append(e)
 
@@ -79,8 +92,13 @@ def following(store: Store, run: Run) -> Iterator[Callable[[], None]]:
         if failed:
             raise failed[0]
 
-    threading.Thread(target=work, name="follow", daemon=True).start()  # ends with the run, or with us
-    yield check
+    thread = threading.Thread(target=work, name="follow", daemon=True)
+    thread.start()
+    try:
+        yield check
+    finally:  # its recorder has a thread that the interpreter would wait for
+        leave.set()
+        thread.join()
 
 
 def phases(run: Run) -> tuple[dict[str, str], str]:
@@ -128,11 +146,13 @@ def _cancel_training(store: Store, site: Site, run_id: str, *, grace_s: float, s
 
 def orphans(run: Run) -> list[str]:
     """A warning for each TrainJob that a run which has ended has left on the GPU cluster."""
-    site, run_id = site_of(run), run.info.run_id
-    cluster = gpu_cluster(site) if site.gang.target == "kubernetes" else None
-    if cluster is None or run.state.phase == "Running":
+    if run.state.phase == "Running":
         return []
+    run_id = run.info.run_id
     try:
+        site = site_of(run)
+        if site.gang.target != "kubernetes" or (cluster := gpu_cluster(site)) is None:
+            return []
         with cluster:
             left = left_over(cluster, site.gpu.namespace, run_id)
     except TripodError as e:
@@ -152,6 +172,4 @@ def resume(store: Store, run: Run, view: View) -> Outcome | None:
     """
     document = load_document(store, run.info.run_id)
     with open_workflows(site_of(run)) as workflows:
-        check_free(workflows, document)
-        withdraw_cancel(store, run.info.run_id)
         return execute_on_argo(document, workflows=workflows, store=store, info=run.info, view=view)

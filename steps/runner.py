@@ -52,7 +52,7 @@ def guard(call: Callable[[], int]) -> int:
     """
     stderr, stdout = sys.stderr, sys.stdout
     nowhere = open(os.devnull, "w") if None in (stderr, stdout) else None  # noqa: SIM115 - `2>&-`: Python has no stream then
-    sys.stderr = cast(TextIO, Deaf(stderr or nowhere))
+    sys.stderr = cast(TextIO, Deaf(cast(TextIO, stderr or nowhere)))
     sys.stdout = stdout or nowhere
     try:
         return _guard(call)

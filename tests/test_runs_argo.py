@@ -210,7 +210,7 @@ def test_ctrl_c_leaves_the_run_alone(here, monkeypatch, capsys):
     assert "run monday succeeded" in capsys.readouterr().err
 
 
-def _interrupted(self: object) -> None:
+def _interrupted(self: object, **_: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -310,6 +310,38 @@ def test_resume_runs_again_under_one_record(here, capsys):
     assert here.log("b", 0) == ["error: not today"]
     assert here.log("b", 1) == ["from b"]
     assert here.store.head("runs/monday/cancel") is None
+
+
+def test_a_cancelled_name_may_be_used_again(here):
+    """The mark of the first run would end the second one's training at once."""
+    here.execute(two(), detach=True)
+    play(here.stage, code=2)
+    assert here.runs("cancel", "monday") == 0
+    assert here.store.head("runs/monday/cancel")
+    here.api.remove(WORKFLOW, NAMESPACE, "monday")
+    here.execute(two(), detach=True)
+    assert here.store.head("runs/monday/cancel") is None
+
+
+def test_a_record_of_another_version_hides_no_other_run(here, capsys):
+    here.execute(two(), detach=True)
+    record = json.loads(here.store.get("runs/monday/run.json"))
+    record["settings"]["argo"]["of_tomorrow"] = 1
+    here.store.put("runs/monday/run.json", json.dumps(record).encode())
+    assert here.runs("list") == 0
+    seen = capsys.readouterr()
+    assert "monday  Running" in seen.out
+    assert "settings of another version of this program: argo.of_tomorrow: Extra inputs are not permitted" in seen.err
+
+
+def test_ctrl_c_ends_logs_that_are_followed(here, monkeypatch, capsys):
+    here.execute(two(), detach=True)
+    here.stage.pod("a", "Running")
+    here.stage.write("a", "early", more=True)
+    monkeypatch.setattr(LogReader, "lines", _interrupted)
+    assert here.runs("logs", "monday", "--follow") in (0, 130)
+    assert not [thread for thread in threading.enumerate() if thread.name == "follow"]
+    assert load_run(here.store, "monday").state.phase == "Running"
 
 
 def test_a_running_run_is_not_resumed(here, capsys):

@@ -64,6 +64,7 @@ class Follower:
         scratch: a folder that gets a log file for each attempt.
         listeners: told of every event, from several threads.
         live: read the logs of running pods as they come; False: what is there (`take`).
+        leave: set by another thread, it ends `run`, as the method does.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Follower:
         scratch: Path,
         listeners: Sequence[Listener] = (),
         live: bool = True,
+        leave: threading.Event | None = None,
     ):
         self._live = live
         self._workflows, self._workflow = workflows, workflow
@@ -91,13 +93,13 @@ class Follower:
         self._unseen = ""
         """Why nothing has begun, as last told."""
         self._emit_lock = threading.Lock()
-        self._leave = threading.Event()
+        self._leave = leave or threading.Event()
         self._stopping = bool(state.stopping)
         for node in state.nodes.values():
             self._recall(node)
 
     def run(self) -> Outcome | None:
-        """Follow to the end, or until `leave` is called: then there is no outcome.
+        """Follow to the end, or until `leave` is set: then there is no outcome.
 
         Raises:
             GoneError: the workflow is gone.

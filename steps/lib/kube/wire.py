@@ -74,7 +74,13 @@ class Wire:
             return None
         if reply.status >= 300:
             self._raise(reply.status, reply.data, path)
-        answer: Object = json.loads(reply.data)
+        try:
+            answer: Object = json.loads(reply.data)
+        except ValueError as e:
+            raise RefusedError(
+                f"{self._what}, {self._settings.host}: {path} is answered by something that is no such server "
+                "(not JSON); is the address right?"
+            ) from e
         return answer
 
     def lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
