@@ -45,10 +45,10 @@ def execute_on_argo(
     """
     workflow = parse_workflow(document)
     check_free(workflows, document)
-    withdraw_cancel(store, info.run_id)  # of an earlier run of this name
     before = state_before(store, info.run_id)
     if before and digest_of(load_document(store, info.run_id)) != digest_of(document):
         raise UserError(f"run {info.run_id}: {store.uri} has another run of that name; choose another --run-id")
+    withdraw_cancel(store, info.run_id)  # of its last time
     if before and before.phase == "Running":  # nobody has followed it to its end, and its pods go with it
         with suppress(GoneError):
             catch_up(before, workflow, workflows=workflows, store=store)
