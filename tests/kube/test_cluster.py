@@ -5,12 +5,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from steps.lib.errors import TemporaryError, UserError
-from steps.lib.kube import SPEC, Cluster, ExistsError, RefusedError, open_cluster
+from steps.lib.kube import SPEC, Cluster, ExistsError, RefusedError, open_cluster, open_wire
 from steps.lib.kube.kinds import EVENT, NODE, POD, WORKFLOW
 from tests.kube.api import Api, Object, serving
 
@@ -160,6 +161,29 @@ def test_a_server_that_is_not_there_is_a_temporary_failure(api, tmp_path):
         pytest.raises(TemporaryError, match="gpu cluster"),
     ):
         cluster.version()
+
+
+def test_an_answer_of_something_else_is_one_line():
+    """A login page, say, where the address is that of a proxy."""
+
+    class LoginPage(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>sign in</html>")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), LoginPage) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        wire = open_wire("Argo server", f"http://127.0.0.1:{server.server_port}", token="t")
+        with pytest.raises(
+            RefusedError, match=r"^Argo server, http://127.*: /api is answered by something that is no such server"
+        ):
+            wire.call("GET", "/api")
+        wire.close()
+        server.shutdown()
 
 
 def test_closing_ends_the_wait_for_a_server_that_is_away(api, tmp_path):
