@@ -21,6 +21,7 @@ from steps.lib.errors import TripodError, UserError
 from steps.lib.store import Store
 from steps.lib.trainjob.cancel import ask_cancel, cancel_train, left_over
 from steps.lib.wait import wait
+from steps.runner import first_problem
 
 _CANCEL_MARGIN_S = 60.0
 Say = Callable[[str], None]
@@ -36,10 +37,9 @@ def site_of(run: Run) -> Site:
     try:
         return Site.model_validate(settings)
     except ValidationError as e:
-        where = ".".join(str(part) for part in e.errors()[0]["loc"])
         raise UserError(
-            f"run {run.info.run_id}: its record has settings of another version of this program: {where}: "
-            f"{e.errors()[0]['msg']}; look at it with the version that submitted it"
+            f"run {run.info.run_id}: its record has settings of another version of this program: {first_problem(e)}; "
+            "look at it with the version that submitted it"
         ) from e
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipelines.settings.load import Loaded
     from pipelines.settings.recipe import Recipe
     from pipelines.settings.site import Site
+    from steps.lib.store import Store
 
 
 def parser() -> argparse.ArgumentParser:
@@ -93,16 +94,17 @@ def _train(args: argparse.Namespace) -> int:
         return Exit.DONE
     if packed:
         put_blob(store, packed)
-    return _run(args, model, site, text, run_id)
+    return _run(args, model, site, text, run_id, store)
 
 
-def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]", text: str, run_id: str) -> int:
+def _run(
+    args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]", text: str, run_id: str, store: "Store"
+) -> int:
     """Run the workflow. Its only input is the YAML, the same that --dry-run prints."""
     import yaml
 
     from pipelines.engine.recorder import RunInfo
     from pipelines.execute import execute, source_revision
-    from pipelines.settings.load import open_site_store
     from pipelines.summary import summary
     from pipelines.view import choose_view, tell
     from steps.lib.errors import Exit
@@ -117,7 +119,7 @@ def _run(args: argparse.Namespace, model: "Loaded[Recipe]", site: "Loaded[Site]"
         tree=source_revision(Path.cwd()),
         started=started,
     )
-    store, document = open_site_store(site.value), yaml.safe_load(text)
+    document = yaml.safe_load(text)
     view = choose_view(json_lines=args.json, verbose=args.verbose)
     if site.value.engine == "local":
         outcome = execute(document, store=store, info=info, view=view, grace_s=site.value.run.grace_s)

@@ -48,16 +48,15 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
 def guard(call: Callable[[], int]) -> int:
     """The boundary of every command: run `call`, turn what it raises into one line and an exit code.
 
-    Inside, nothing fails because stderr takes no more.
+    Inside, nothing fails because stderr takes no more, or because a stream is closed.
     """
     stderr, stdout = sys.stderr, sys.stdout
-    nowhere = open(os.devnull, "w") if None in (stderr, stdout) else None  # noqa: SIM115 - `2>&-`: Python has no stream then
-    sys.stderr = cast(TextIO, Deaf(cast(TextIO, stderr or nowhere)))
-    sys.stdout = stdout or nowhere
-    try:
-        return _guard(call)
-    finally:
-        sys.stderr, sys.stdout = stderr, stdout
+    with open(os.devnull, "w") as nowhere:  # for a stream that was closed from the start (`2>&-`): Python has none then
+        sys.stderr, sys.stdout = cast(TextIO, Deaf(stderr or nowhere)), stdout or nowhere
+        try:
+            return _guard(call)
+        finally:
+            sys.stderr, sys.stdout = stderr, stdout
 
 
 def _guard(call: Callable[[], int]) -> int:

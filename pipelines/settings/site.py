@@ -188,7 +188,7 @@ class Site(Settings):
             }
         if self.engine == "argo":
             env["AWS_SHARED_CREDENTIALS_FILE"] = f"{S3_FOLDER}/credentials"
-        return {name: value for name, value in (env | self.s3_env(store_uri)).items() if value}
+        return {name: value for name, value in env.items() if value} | self.s3_env(store_uri)
 
     def s3_env(self, store_uri: str) -> dict[str, str]:
         """How the store's S3 server is reached, for every process of ours; nothing for another kind of store."""

@@ -10,11 +10,10 @@ What it does:
     refuse    a model that is broken, or asked for more than it or this machine can
     adopt     a live server of the same name, digest and settings: smoke test, done
     skip      nothing is to stay and this digest passed the same smoke test before: done
-    start     beside the one that serves; wait until healthy, smoke test
-    swap      when it is to stay: the name leads to the new server, then the old one ends
+    start     on a port that is free, wait until healthy, smoke test
+    swap      when it is to stay: the state file names the new server, then the old one ends
 
-The old server of the same name answers until the new one has passed its smoke test; what does not
-stay, or fails, or is told to stop leaves nothing.
+The old server of the same name answers until the new one has passed its smoke test.
 """
 
 from datetime import timedelta

@@ -26,7 +26,7 @@ def deploy(params: Params, ctx: Context) -> Result:
     with serving.lock(params.name):
         old = serving.settle(params.name)
         if old and _is_same(old, params, model, settings):
-            completion = smoke.ask(_client(old), params, ctx, model)
+            completion = smoke.ask(Client(old.base), params, ctx, model)
             ctx.say(f"{params.name}: {old.url} serves this digest already, pid {old.pid}; adopted")
             return Result(endpoint=old.url, completion=completion, adopted=True)
         note = smoke.Note(params, ctx, model, {"server": vllm.identity(ctx.env), **settings.__dict__})
@@ -61,12 +61,8 @@ def _is_same(old: Endpoint, params: Params, model: Model, settings: vllm.Setting
         old.digest == model.digest
         and old.settings == settings.__dict__
         and params.port in (0, old.port)
-        and _client(old).healthy()
+        and Client(old.base).healthy()
     )
-
-
-def _client(endpoint: Endpoint) -> Client:
-    return Client(endpoint.base)
 
 
 def _serve(

@@ -66,8 +66,14 @@ class Told:
         self.events: list[Event] = []
         parsed = parse_workflow(made)
         self.state = state or new_state(parsed, time.time())
+        self.leave = threading.Event()
         self.follower = Follower(
-            workflows, parsed, self.state, scratch=scratch, listeners=[self.events.append, self.state.apply]
+            workflows,
+            parsed,
+            self.state,
+            scratch=scratch,
+            listeners=[self.events.append, self.state.apply],
+            leave=self.leave,
         )
 
     def look(self) -> list[Event]:
@@ -376,7 +382,7 @@ def test_who_comes_back_is_told_only_what_is_new(api, workflows, tmp_path):
     stage.pod("s1", "Running")
     stage.write("s1", "early", more=True)
     first.look()
-    first.follower.leave()
+    first.leave.set()
     again = Told(workflows, made, tmp_path / "again", RunState.model_validate_json(first.state.model_dump_json()))
     stage.write("s1", "late")
     stage.pod("s1", "Failed", code=3)
@@ -401,7 +407,7 @@ def test_following_can_be_left(api, workflows, tmp_path):
     thread = threading.Thread(target=lambda: ended.append(told.follower.run()))
     thread.start()
     _until(lambda: told.of(LogLine))
-    told.follower.leave()
+    told.leave.set()
     thread.join(10)
     assert ended == [None]
     stage.write("s0")

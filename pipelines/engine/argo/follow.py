@@ -64,7 +64,7 @@ class Follower:
         scratch: a folder that gets a log file for each attempt.
         listeners: told of every event, from several threads.
         live: read the logs of running pods as they come; False: what is there (`take`).
-        leave: set by another thread, it ends `run`, as the method does.
+        leave: set by another thread, it ends `run`.
     """
 
     def __init__(
@@ -145,10 +145,6 @@ class Follower:
         for log in self._logs.values():
             log.end()
         return outcome
-
-    def leave(self) -> None:
-        """End `run`, from another thread."""
-        self._leave.set()
 
     # ---- one node ----------------------------------------------------------------------------
 

@@ -7,8 +7,10 @@
 A call is repeated while the server is away or overloaded, up to `retry_s`. A create whose reply was lost
 finds by the annotation `tripod/spec` that its first try has done the work. The only home of kubernetes and urllib3:
 
-    kinds.py     the kinds that the product touches    access.py   how a server is reached
-    cluster.py   what can be done with objects      wire.py      JSON over HTTP
+    kinds.py     the kinds that the product touches
+    access.py    how a server is reached
+    cluster.py   what can be done with objects
+    wire.py      JSON over HTTP
     waits.py     why a pod does not start
 """
 
