@@ -52,7 +52,7 @@ def execute_on_argo(
     if before and before.phase == "Running":  # nobody has followed it to its end, and its pods go with it
         with suppress(GoneError):
             catch_up(before, workflow, workflows=workflows, store=store)
-    state = new_state(workflow, time.time(), before)
+    state = new_state(workflow, time.time(), before, shared_logs=True)
     begin_record(store, info, document, state)
     try:
         submit(workflows, document)

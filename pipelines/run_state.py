@@ -67,6 +67,8 @@ class RunState(BaseModel):
     """Why it is being stopped, and what a person can do about it."""
     earlier: dict[str, int] = {}
     """Node -> its attempts before the run was resumed; their logs are kept under the first numbers."""
+    shared_logs: bool = False
+    """Whether its logs are shared ones: pods write them, and whoever follows the run copies them."""
     nodes: dict[str, NodeState]
 
     def apply(self, event: Event) -> None:
@@ -133,7 +135,9 @@ class RunState(BaseModel):
             parent.phase, parent.started = Phase.RUNNING, parent.started or time
 
 
-def new_state(workflow: Workflow, started: float, before: RunState | None = None) -> RunState:
+def new_state(
+    workflow: Workflow, started: float, before: RunState | None = None, *, shared_logs: bool = False
+) -> RunState:
     """The state of a run that has not begun: every task waits.
 
     Args:
@@ -143,4 +147,10 @@ def new_state(workflow: Workflow, started: float, before: RunState | None = None
     if workflow.on_exit:
         nodes.append(NodeState(name=EXIT_NODE))
     earlier = {name: len(before.log_numbers(node)) for name, node in before.nodes.items()} if before else {}
-    return RunState(run_id=workflow.name, started=started, earlier=earlier, nodes={node.name: node for node in nodes})
+    return RunState(
+        run_id=workflow.name,
+        started=started,
+        earlier=earlier,
+        shared_logs=shared_logs,
+        nodes={node.name: node for node in nodes},
+    )

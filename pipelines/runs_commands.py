@@ -16,12 +16,12 @@ from pipelines.engine.argo.status import ENDED
 from pipelines.engine.events import Phase
 from pipelines.execute import execute
 from pipelines.run_state import NodeState, RunState
-from pipelines.runs_store import Run, load_document, load_run, load_runs, log_tail
+from pipelines.runs_store import Run, load_document, load_run, load_runs, log_reader, log_tail
 from pipelines.summary import summary as model_summary
 from pipelines.telling import detail, node_seconds, printable, state_word, summary, took
 from pipelines.view import choose_view
 from steps.lib.errors import Exit, UserError
-from steps.lib.log_parts import LogReader, log_prefix
+from steps.lib.log_parts import LogReader
 from steps.lib.store import Store
 from steps.lib.wait import wait
 
@@ -281,7 +281,7 @@ def _print_news(
     numbers = state.log_numbers(node)
     for number in numbers:
         key = (node.name, number)
-        reader = readers.setdefault(key, LogReader(store, log_prefix(state.run_id, *key)))
+        reader = readers.setdefault(key, log_reader(store, state, node, number))
         ended = number < numbers[-1] or node.phase != Phase.RUNNING
         for line in reader.lines(last=ended):
             if as_json:

@@ -102,12 +102,17 @@ def load_document(store: Store, run_id: str) -> dict[str, Any]:
     return document
 
 
+def log_reader(store: Store, state: RunState, node: NodeState, number: int) -> LogReader:
+    """Reads the log of a node's attempt `number`, as RunState.log_numbers counts."""
+    return LogReader(store, log_prefix(state.run_id, node.name, number), shared=state.shared_logs)
+
+
 def log_tail(store: Store, state: RunState, node: NodeState) -> list[str]:
     """The last lines that a node's last attempt wrote; none when it wrote nothing."""
     numbers = state.log_numbers(node)
     if node.attempt < 0:
         return []
-    reader = LogReader(store, log_prefix(state.run_id, node.name, numbers[-1]))
+    reader = log_reader(store, state, node, numbers[-1])
     lines = (line.replace("\t", "    ") for line in reader.lines(last=True) if not line.startswith("progress "))
     return list(deque(lines, maxlen=TAIL_LINES))
 

@@ -21,7 +21,7 @@ from pipelines.settings.load import load_site
 from pipelines.view import PlainView
 from steps.lib.errors import UserError
 from steps.lib.kube.kinds import POD, TRAINJOB, WORKFLOW
-from steps.lib.log_parts import LogCopy, LogReader
+from steps.lib.log_parts import LogReader, SharedLogCopy, timed
 from steps.lib.store import Store
 from tests.engine.argo_stage import NAMESPACE, Stage
 from tests.engine.workflows import Document, task, workflow
@@ -84,7 +84,7 @@ class Cluster:
 
     def log(self, node: str, attempt: int = 0) -> list[str]:
         """What the store has of an attempt's log."""
-        return list(LogReader(self.store, f"runs/monday/logs/{node}/{attempt}").lines(last=True))
+        return list(LogReader(self.store, f"runs/monday/logs/{node}/{attempt}", shared=True).lines(last=True))
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_a_cluster_that_goes_away_ends_the_following_not_the_run(here, monkeypat
     here.api.away = True
     assert here.runs("status", "monday", "--follow") == 75
     said = capsys.readouterr().err
-    assert "status 503; is it up, and is the address right? Run monday does not depend on this; " in said
+    assert "status 503: away; is it up, and is the address right? Run monday does not depend on this; " in said
     assert "`python -m pipelines.runs status monday --follow` comes back to it" in said
     here.api.away = False
     play(here.stage)
@@ -430,48 +430,77 @@ def test_without_a_way_to_the_gpu_cluster_the_launcher_is_left_to_cancel(here, c
     assert "the GPU cluster is left to the run's launcher" in capsys.readouterr().err
 
 
-def copy_of(store: Store, path: Path) -> LogCopy:
-    return LogCopy(store, "runs/r1/logs/a/0", path, ended=True, shared=True)
+def copy_of(store: Store, path: Path) -> SharedLogCopy:
+    return SharedLogCopy(store, "runs/r1/logs/a/0", path, ended=True)
+
+
+def write_lines(path: Path, *words: str) -> None:
+    """As a pod's log that holds these words of one to nine, each at its second."""
+    seconds = ["zero", "one", "two", "three", "four", "five", "six", "seven"]
+    path.write_bytes(
+        b"".join(timed(f"2026-01-01T00:00:0{seconds.index(w)}.000000000Z", w.encode()) + b"\n" for w in words)
+    )
 
 
 def read(store: Store) -> list[str]:
-    return list(LogReader(store, "runs/r1/logs/a/0").lines(last=True))
+    return list(LogReader(store, "runs/r1/logs/a/0", shared=True).lines(last=True))
 
 
 def test_who_copies_a_log_later_goes_on_behind_what_is_there(store, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     copy = copy_of(store, first)
-    for lines in ("one\n", "two\n", "three\n"):  # a part each
-        with first.open("a") as file:
-            file.write(lines)
+    for words in (["one"], ["one", "two"], ["one", "two", "three"]):  # a part each
+        write_lines(first, *words)
         copy.copy()
-    second.write_text("one\ntwo\nthree\nfour\n")
+    write_lines(second, "one", "two", "three", "four")
     late = copy_of(store, second)
     late.copy()
     assert read(store) == ["one", "two", "three", "four"]
     assert late.done
     third = tmp_path / "third"
-    third.write_text("one\n")  # a pod that is gone by now: less than is there
+    write_lines(third, "one")  # a pod that is gone by now: less than is there
     gone = copy_of(store, third)
     gone.copy()
     assert gone.done
     assert read(store) == ["one", "two", "three", "four"]
 
 
+def test_a_log_whose_head_is_gone_is_copied_on_without_loss(store, tmp_path):
+    """A kubelet keeps the last 10 MiB of a log: who comes later sees other bytes at the same place."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_lines(first, "one", "two", "three", "four")
+    copy_of(store, first).copy()
+    write_lines(second, "four", "five")
+    copy_of(store, second).copy()
+    assert read(store) == ["one", "two", "three", "four", "five"]
+
+
+def test_a_line_that_is_being_written_waits(store, tmp_path):
+    path = tmp_path / "log"
+    write_lines(path, "one", "two")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    copy = copy_of(store, path)
+    copy.copy()
+    assert read(store) == ["one"]
+    path.write_bytes(whole)
+    copy.copy()
+    assert read(store) == ["one", "two"]
+    assert copy.done
+
+
 def test_who_copies_a_log_beside_another_writes_no_part_twice(store, tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    ours.write_text("one\n")
-    theirs.write_text("one\n")
+    write_lines(ours, "one")
+    write_lines(theirs, "one")
     here, there = copy_of(store, ours), copy_of(store, theirs)
     here.copy()
     there.copy()
-    ours.write_text("one\ntwo\n")
+    write_lines(ours, "one", "two")
     here.copy()  # there believes that part 1 is still to be written
-    theirs.write_text("one\ntwo\nthree\n")
+    write_lines(theirs, "one", "two", "three")
     there.copy()
-    there.copy()
-    ours.write_text("one\ntwo\nthree\nfour\n")
-    here.copy()
+    write_lines(ours, "one", "two", "three", "four")
     here.copy()
     assert read(store) == ["one", "two", "three", "four"]
     assert here.done

@@ -23,7 +23,7 @@ from pipelines.engine.holder import BEAT_S, Holder, beat
 from pipelines.run_state import RunState
 from steps.lib.digest import canonical_json
 from steps.lib.errors import TripodError
-from steps.lib.log_parts import LogCopy, log_prefix
+from steps.lib.log_parts import LogCopy, SharedLogCopy, log_prefix
 from steps.lib.store import Store
 
 _EVERY_S = 1.0
@@ -91,7 +91,8 @@ class Recorder:
             if isinstance(event, NodeStarted):
                 number = self.state.earlier.get(event.node, 0) + event.attempt
                 prefix = log_prefix(self.state.run_id, event.node, number)
-                self._logs[event.node, event.attempt] = LogCopy(self._store, prefix, event.log, shared=not self._holder)
+                kind = SharedLogCopy if self.state.shared_logs else LogCopy
+                self._logs[event.node, event.attempt] = kind(self._store, prefix, event.log)
             elif isinstance(event, NodeRetried | NodeFinished) and (event.node, event.attempt) in self._logs:
                 self._logs[event.node, event.attempt].ended = True
         if isinstance(event, NodeStarted | NodeRetried | NodeFinished):

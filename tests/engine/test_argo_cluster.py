@@ -92,7 +92,7 @@ class Person:
 
     def log(self, node: str, attempt: int = 0) -> list[str]:
         """What the store has of an attempt's log."""
-        return list(LogReader(self.store, f"runs/{self.run}/logs/{node}/{attempt}").lines(last=True))
+        return list(LogReader(self.store, f"runs/{self.run}/logs/{node}/{attempt}", shared=True).lines(last=True))
 
     def leave_when(self, line: str) -> str:
         """Submit, press Ctrl-C when the view says `line`. Returns all that it said."""

@@ -100,7 +100,7 @@ def test_a_server_that_is_away_is_asked_again_for_a_while(api, workflows):
     api.busy = [503, 502]
     assert workflows.get("monday") is None
     api.away = True
-    with pytest.raises(TemporaryError, match=r"Argo server, http://127\.0\.0\.1:\d+: status 503; is it up"):
+    with pytest.raises(TemporaryError, match=r"Argo server, http://127\.0\.0\.1:\d+: status 503: away; is it up"):
         workflows.get("monday")
 
 

@@ -4,11 +4,12 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from kubernetes.client import Configuration
 
 from steps.lib.errors import TemporaryError, UserError
 from steps.lib.kube import SPEC, Cluster, ExistsError, RefusedError, open_cluster, open_wire
@@ -148,7 +149,7 @@ def test_a_create_that_ended_in_500_is_not_repeated_blindly(api, cluster):
 def test_a_server_that_stays_away_is_a_temporary_failure(api, cluster):
     api.away = True
     started = time.monotonic()
-    with pytest.raises(TemporaryError, match=r"compute cluster, http://127.0.0.1:.*status 503; is it up"):
+    with pytest.raises(TemporaryError, match=r"compute cluster, http://127.0.0.1:.*status 503: away; is it up"):
         cluster.get(WORKFLOW, "team-a", "w")
     assert time.monotonic() - started < 3
 
@@ -261,6 +262,68 @@ def test_a_log_is_followed_to_its_end(api, cluster):
     writer.start()
     assert [line for _, line in lines] == [b"two"]
     writer.join()
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[Cluster]:
+    """A server that has one answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    settings = Configuration(host=f"http://127.0.0.1:{server.server_port}")
+    try:
+        yield Cluster(settings, name="gpu", retry_s=0.3)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_times_of_a_kubelet_in_another_zone_are_told_in_utc():
+    lines = b"2026-03-01T01:30:00.25+02:00 one\n2026-02-28T20:00:01-03:30 two\n"
+    with answering(200, lines) as cluster:
+        assert list(cluster.log("team-a", "p")) == [
+            ("2026-02-28T23:30:00.250000000Z", b"one"),
+            ("2026-02-28T23:30:01.000000000Z", b"two"),
+        ]
+        assert [line for _, line in cluster.log("team-a", "p", since="2026-02-28T23:30:00.250000000Z")] == [b"two"]
+
+
+def test_a_last_line_without_an_end_is_a_line():
+    with answering(200, b"2026-03-01T01:30:00Z one\n2026-03-01T01:30:01Z Killed") as cluster:
+        assert [line for _, line in cluster.log("team-a", "p")] == [b"one", b"Killed"]
+
+
+def test_what_a_kubelet_says_in_place_of_a_log_is_no_log():
+    said = b"unable to retrieve container logs for containerd://1234\n"
+    with answering(200, said) as cluster, pytest.raises(RefusedError, match="log of pod p: unable to retrieve"):
+        list(cluster.log("team-a", "p"))
+
+
+def test_a_log_that_is_refused_is_not_taken_for_one_that_has_not_begun():
+    said = b'{"message": "container nope is not valid for pod p"}'
+    with answering(400, said) as cluster, pytest.raises(RefusedError, match="container nope is not valid"):
+        list(cluster.log("team-a", "p"))
+    said = b'{"message": "container \\"main\\" in pod \\"p\\" is waiting to start: PodInitializing"}'
+    with answering(400, said) as cluster:
+        assert list(cluster.log("team-a", "p")) == []
+
+
+def test_a_server_that_stays_broken_says_why():
+    said = b'{"message": "etcdserver: no leader"}'
+    with answering(500, said) as cluster, pytest.raises(TemporaryError, match="status 500: etcdserver: no leader; is"):
+        cluster.version()
 
 
 def test_a_projected_token_is_read_anew_for_every_call(api, kubeconfig, tmp_path):

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from pipelines.engine.argo.workflows import Workflows
 from steps.lib.errors import TripodError
+from steps.lib.log_parts import timed
 
 _AGAIN_S = 1.0
+_LONG_AGO = "1970-01-01T00:00:00.000000000Z"
 _EXECUTORS = re.compile(rb'time=\S+ level=\w+ .*\bargo=true\b.*|\{"time":.*"argo":true.*')
 """Argo marks its own lines so that they can be told apart, in the text and the JSON format."""
 _EXITED = b"sub-process exited"
@@ -23,7 +25,7 @@ class PodLog:
 
     Args:
         run: name of the workflow.
-        path: gets every byte that it writes.
+        path: gets every line that it writes, behind its time (steps.lib.log_parts.timed).
         line: called with each line, and whether the step wrote it.
         live: wait for lines to come, rather than read what is there again and again.
     """
@@ -78,5 +80,5 @@ class PodLog:
             return
         line = line.replace(b"\0", b"\\0")
         with self._path.open("ab") as file:
-            file.write(line + b"\n")
+            file.write(timed(self._last or _LONG_AGO, line) + b"\n")
         self._line(line.decode(errors="replace").rstrip("\r"), steps)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from pipelines.engine.argo.workflows import MAIN
 from steps.lib.errors import UserError
-from steps.lib.kube import ExistsError, Object, nine_digits, open_wire, same_spec
+from steps.lib.kube import ExistsError, Object, log_line, open_wire, same_spec
 
 
 class ServerWorkflows:
@@ -68,9 +68,11 @@ class ServerWorkflows:
         query = {"podName": pod, "logOptions.container": MAIN, "logOptions.timestamps": "true"}
         for line in self._wire.lines(f"{self._path(workflow)}/log", query):
             said = json.loads(line).get("result", {}).get("content", "") if line.strip() else ""
-            stamp, _, text = said.partition(" ")
-            if said and (time_of := nine_digits(stamp)) > since:
-                yield time_of, text.encode()
+            if not said:
+                continue
+            time_of, text = log_line(said.encode(), f"Argo server: log of pod {pod}")
+            if time_of > since:
+                yield time_of, text
 
     def has_pod(self, workflow: str, pod: str) -> bool:
         """See Workflows."""

@@ -15,7 +15,7 @@ finds by the annotation `tripod/spec` that its first try has done the work. The 
 """
 
 from steps.lib.kube.access import open_cluster, open_wire
-from steps.lib.kube.cluster import SPEC, Cluster, nine_digits, same_spec, seconds
+from steps.lib.kube.cluster import SPEC, Cluster, log_line, same_spec, seconds
 from steps.lib.kube.kinds import Kind
 from steps.lib.kube.wire import ExistsError, Object, RefusedError, Wire
 
@@ -27,7 +27,7 @@ __all__ = [
     "Object",
     "RefusedError",
     "Wire",
-    "nine_digits",
+    "log_line",
     "open_cluster",
     "open_wire",
     "same_spec",

@@ -1,13 +1,14 @@
 """One API server: what can be done with its objects."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from steps.lib.kube.kinds import ACCESS_REVIEW, POD, Kind
-from steps.lib.kube.wire import ExistsError, Object, Wire
+from steps.lib.kube.wire import ExistsError, Object, RefusedError, Wire
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -16,6 +17,9 @@ SPEC = "tripod/spec"
 """Annotation with a digest of what an object was made from: two with the same one are the same."""
 
 _FIELD_MANAGER = "tripod"
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
+_NOT_STARTED = ("waiting to start", "is not available", "does not have a host assigned")
+"""What a kubelet, or the API server for it, says of the log of a container that has none yet."""
 
 
 class Cluster:
@@ -159,9 +163,8 @@ class Cluster:
         query |= {"container": container} if container else {}
         query |= {"sinceTime": since} if since else {}
         path = f"{POD.path(namespace, pod)}/log"
-        for line in self._wire.lines(path, query):  # 400: its container has not started
-            stamp, _, text = line.partition(b" ")
-            time_of = nine_digits(stamp.decode(errors="replace"))
+        for line in self._wire.lines(path, query, none_for=_NOT_STARTED):
+            time_of, text = log_line(line, f"{self.name} cluster: log of pod {pod}")
             if time_of > since:
                 yield time_of, text
 
@@ -181,7 +184,23 @@ def seconds(stamp: str | None) -> float:
     return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
 
 
-def nine_digits(stamp: str) -> str:
-    """`2026-01-02T03:04:05.6Z` with all its nanoseconds, so that texts compare as times do."""
-    whole, _, fraction = stamp.rstrip("Z").partition(".")
-    return f"{whole}.{fraction:0<9}Z"
+def log_line(line: bytes, what: str) -> tuple[str, bytes]:
+    """The time of a line of a log that was asked for with times, and its text.
+
+    A kubelet writes times in the zone of its node: here they are in UTC with nine digits, so that they compare
+    as texts do.
+
+    Args:
+        what: how messages call the log.
+
+    Raises:
+        RefusedError: it has no time: it stands there in place of the log, and says why.
+    """
+    stamp, _, text = line.partition(b" ")
+    found = _STAMP.fullmatch(stamp.decode(errors="replace"))
+    if not found:
+        raise RefusedError(f"{what}: {line.decode(errors='replace')}")
+    second, fraction, zone = found.groups()
+    if zone != "Z":
+        second = datetime.fromisoformat(second + zone).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{second}.{fraction or '':0<9}Z", text

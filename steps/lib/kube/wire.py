@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -83,17 +83,25 @@ class Wire:
             ) from e
         return answer
 
-    def lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
-        """The whole lines of an answer as they come; none for 400 and 404. It ends when the connection is cut."""
+    def lines(self, path: str, query: Mapping[str, str], *, none_for: Sequence[str] = ()) -> Iterator[bytes]:
+        """The lines of an answer as they come; none for 404. It ends, after a whole line, when the connection is cut.
+
+        Args:
+            none_for: what a refusal (400) says when there is nothing yet.
+        """
         reply = self._send("GET", f"{path}?{urlencode(query)}", None, "", stream=True)
         try:
-            if reply.status not in (200, 400, 404):
-                self._raise(reply.status, reply.read(), path)
             if reply.status == 200:
                 rest = b""
                 for piece in reply.stream(1 << 16):
                     *lines, rest = (rest + piece).split(b"\n")
                     yield from lines
+                if rest:
+                    yield rest
+            elif reply.status != 404:
+                data = reply.read()
+                if reply.status != 400 or not any(words in _message(data) for words in none_for):
+                    self._raise(reply.status, data, path)
         except self._cut():
             return
         finally:
@@ -114,9 +122,9 @@ class Wire:
                     retries=False,
                     timeout=self._timeout(),
                 )
-                problem = f"status {reply.status}"
                 if reply.status not in _AGAIN or (reply.status == 500 and method == "POST"):
                     return reply
+                problem = ": ".join(filter(None, (f"status {reply.status}", _message(reply.data))))
                 if stream:
                     reply.close()
             except self._cut() as e:
@@ -146,13 +154,21 @@ class Wire:
         return headers
 
     def _raise(self, status: int, data: bytes, path: str) -> None:
-        try:
-            message = str(json.loads(data).get("message", "")) or data.decode(errors="replace")
-        except ValueError:
-            message = data.decode(errors="replace")
-        text = f"{self._what}: {' '.join(message.split())[:500]}"
+        text = f"{self._what}: {_message(data)}"
         if status == 409:
             raise ExistsError(text)
         if status in (400, 401, 403, 404, 405, 415, 422):
             raise RefusedError(text)
         raise TemporaryError(f"{text} (status {status}, {path})")
+
+
+def _message(data: bytes) -> str:
+    """What the body of a failure says, in one line."""
+    text = data.decode(errors="replace")
+    try:
+        said = json.loads(data)
+    except ValueError:
+        said = None
+    if isinstance(said, dict):
+        text = str(said.get("message") or text)
+    return " ".join(text.split())[:500]

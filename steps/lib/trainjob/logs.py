@@ -90,11 +90,11 @@ class _Follower:
                 last = self.ended.is_set()  # before reading: then nothing can come after it
                 try:
                     since = self._read(file.write, since, follow=not last)
-                except TemporaryError:
-                    last = False
                 except TripodError as e:
-                    file.write(f"{e}\n".encode())
-                    return
+                    if last and isinstance(e, TemporaryError):
+                        last = False
+                    elif last:
+                        file.write(f"warning: the log is not whole: {e}\n".encode())
                 if last:
                     return
                 self.leave.wait(_AGAIN_S)
