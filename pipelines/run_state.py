@@ -101,6 +101,18 @@ class RunState(BaseModel):
         self.phase = outcome.phase.value  # type: ignore[assignment]  # an Outcome's phase is a final one
         self.exit_code, self.message, self.finished = outcome.exit_code, outcome.message, time
 
+    def lose(self, why: str, seen: float = 0.0) -> None:
+        """Nothing runs it any more, and it has not ended: for who looks at it, it ended when it was last seen.
+
+        Args:
+            seen: seconds since the epoch; 0: at the last event.
+        """
+        times = [time for node in self.nodes.values() for time in (node.started, node.finished) if time]
+        self.phase, self.message, self.finished = "Lost", why, seen or max(times, default=self.started)
+        for node in self.nodes.values():
+            if node.phase == Phase.RUNNING:
+                node.phase, node.message, node.finished = Phase.ERROR, "interrupted", self.finished
+
     def items_of(self, task: str) -> list[NodeState]:
         """The nodes of a task that fans out."""
         return [node for node in self.nodes.values() if node.parent == task]

@@ -45,14 +45,14 @@ def _run(args: argparse.Namespace) -> int:
     site = load_site(args.site).value
     store = open_site_store(site)
     if args.verb == "list":
-        return commands.show_list(store, as_json=args.json)
+        return commands.show_list(store, site, as_json=args.json)
     if args.verb == "status":
-        return commands.show_status(store, args.run, follow=args.follow, as_json=args.json)
+        return commands.show_status(store, site, args.run, follow=args.follow, as_json=args.json)
     if args.verb == "logs":
-        return commands.show_logs(store, args.run, args.step, follow=args.follow, as_json=args.json)
+        return commands.show_logs(store, site, args.run, args.step, follow=args.follow, as_json=args.json)
     if args.verb == "cancel":
-        return commands.cancel(store, args.run, grace_s=site.run.grace_s)
-    return commands.resume(store, args.run, grace_s=site.run.grace_s, as_json=args.json, verbose=args.verbose)
+        return commands.cancel(store, site, args.run, grace_s=site.run.grace_s)
+    return commands.resume(store, site, args.run, grace_s=site.run.grace_s, as_json=args.json, verbose=args.verbose)
 
 
 if __name__ == "__main__":

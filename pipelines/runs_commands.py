@@ -12,11 +12,11 @@ from functools import partial
 from threading import Lock
 
 from pipelines import runs_argo
-from pipelines.engine.argo.status import ENDED
 from pipelines.engine.events import Phase
 from pipelines.execute import execute
 from pipelines.run_state import NodeState, RunState
 from pipelines.runs_store import Run, load_document, load_run, load_runs, log_reader, log_tail
+from pipelines.settings.site import Site
 from pipelines.summary import summary as model_summary
 from pipelines.telling import detail, node_seconds, printable, state_word, summary, took
 from pipelines.view import choose_view
@@ -31,11 +31,11 @@ _CANCEL_MARGIN_S = 30.0
 """How long after the grace time a cancelled engine may take to end its record."""
 
 
-def show_list(store: Store, *, as_json: bool) -> int:
+def show_list(store: Store, here: Site, *, as_json: bool) -> int:
     """Print all runs, the newest first."""
     runs, problems = load_runs(store)
     _say([f"warning: {problem}" for problem in problems])
-    _ask_clusters(runs)
+    runs_argo.ask_clusters(here, runs, _say_line)
     if as_json:
         print(json.dumps([_as_json(run) for run in runs], ensure_ascii=False, indent=1))
         return Exit.DONE
@@ -49,7 +49,7 @@ def show_list(store: Store, *, as_json: bool) -> int:
     return Exit.DONE
 
 
-def show_status(store: Store, run_id: str, *, follow: bool, as_json: bool) -> int:
+def show_status(store: Store, here: Site, run_id: str, *, follow: bool, as_json: bool) -> int:
     """Print what each step does or did; with `follow`, until the run has ended.
 
     Returns:
@@ -57,10 +57,10 @@ def show_status(store: Store, run_id: str, *, follow: bool, as_json: bool) -> in
     """
     run = load_run(store, run_id)
     if run.on_argo and follow and run.state.phase == "Running":
-        return _come_back(store, run, as_json=as_json)
+        return _come_back(store, here, run, as_json=as_json)
     if run.on_argo:
-        runs_argo.look(store, run, _say_line)
-        _say(runs_argo.orphans(run))
+        runs_argo.look(store, here, run, _say_line)
+        _say(runs_argo.orphans(here, run))
     if follow:
         return _follow(store, run, as_json=as_json)
     if as_json:
@@ -80,17 +80,17 @@ def show_status(store: Store, run_id: str, *, follow: bool, as_json: bool) -> in
     return Exit.DONE
 
 
-def show_logs(store: Store, run_id: str, step: str, *, follow: bool, as_json: bool) -> int:
+def show_logs(store: Store, here: Site, run_id: str, step: str, *, follow: bool, as_json: bool) -> int:
     """Print what the steps wrote, one after the other; with `follow`, as it comes, until the run has ended.
 
     A step that has not started yet is waited for.
     """
     run = load_run(store, run_id)
     if run.on_argo and not follow:
-        runs_argo.look(store, run, _say_line)
+        runs_argo.look(store, here, run, _say_line)
     _check_step(run.state, step)
     if run.on_argo and follow and run.state.phase == "Running":
-        with runs_argo.following(store, run) as check:
+        with runs_argo.following(store, here, run) as check:
             return _print_logs(store, run, step, follow=True, as_json=as_json, check=check)
     return _print_logs(store, run, step, follow=follow, as_json=as_json)
 
@@ -120,7 +120,7 @@ def _print_logs(
         return say_detached(run_id)
 
 
-def cancel(store: Store, run_id: str, *, grace_s: float) -> int:
+def cancel(store: Store, here: Site, run_id: str, *, grace_s: float) -> int:
     """Ask the process that runs a run to stop, and wait for it.
 
     Raises:
@@ -129,8 +129,8 @@ def cancel(store: Store, run_id: str, *, grace_s: float) -> int:
     """
     run = load_run(store, run_id)
     if run.on_argo:
-        waited_s = runs_argo.cancel(store, run, grace_s=grace_s, say=_say_line)
-        return _say_cancelled(store, runs_argo.look(store, run, _say_line), waited_s)
+        waited_s = runs_argo.cancel(store, here, run, grace_s=grace_s, say=_say_line)
+        return _say_cancelled(store, runs_argo.look(store, here, run, _say_line), waited_s)
     if run.holder is None:
         return _say_cancelled(store, run.state, None)
     if not run.holder.here:
@@ -146,7 +146,7 @@ def cancel(store: Store, run_id: str, *, grace_s: float) -> int:
     return _say_cancelled(store, load_run(store, run_id).state, took_s)
 
 
-def resume(store: Store, run_id: str, *, grace_s: float, as_json: bool, verbose: bool) -> int:
+def resume(store: Store, here: Site, run_id: str, *, grace_s: float, as_json: bool, verbose: bool) -> int:
     """Run a run's workflow again under the same id; what is recorded is not repeated.
 
     Returns:
@@ -157,13 +157,13 @@ def resume(store: Store, run_id: str, *, grace_s: float, as_json: bool, verbose:
     """
     run = load_run(store, run_id)
     if run.on_argo:
-        runs_argo.look(store, run, _say_line)
+        runs_argo.look(store, here, run, _say_line)
     if run.state.phase == "Succeeded":
         _say([f"run {run_id} has succeeded, nothing is left to do; next: python -m pipelines.runs status {run_id}"])
         return Exit.DONE
     view = choose_view(json_lines=as_json, verbose=verbose)
     if run.on_argo:
-        outcome = runs_argo.resume(store, run, view)
+        outcome = runs_argo.resume(store, here, run, view)
     else:
         outcome = execute(load_document(store, run_id), store=store, info=run.info, view=view, grace_s=grace_s)
     if outcome is None:
@@ -203,9 +203,9 @@ def say_detached(run_id: str) -> int:
     return Exit.DONE
 
 
-def _come_back(store: Store, run: Run, *, as_json: bool) -> int:
+def _come_back(store: Store, here: Site, run: Run, *, as_json: bool) -> int:
     """Follow a run on Argo to its end. Returns its exit code."""
-    outcome = runs_argo.follow(store, run, choose_view(json_lines=as_json))
+    outcome = runs_argo.follow(store, here, run, choose_view(json_lines=as_json))
     if outcome is None:
         return say_detached(run.info.run_id)
     if outcome.exit_code == Exit.DONE and not as_json:
@@ -221,22 +221,6 @@ def _say_cancelled(store: Store, state: RunState, waited_s: float | None) -> int
     ended = f"run {state.run_id} ended {took(waited_s)} after it was asked to stop: {state.phase}, {state.message}"
     _say([ended.rstrip(", "), *_last_words(store, state)[1:]])
     return Exit.DONE
-
-
-def _ask_clusters(runs: list[Run]) -> None:
-    """Bring the phases of runs on Argo up to date that nobody followed to their end."""
-    asked: dict[str, tuple[dict[str, str], str]] = {}
-    for run in runs:
-        if run.on_argo and run.state.phase == "Running":
-            where = json.dumps(run.info.settings.get("argo"), sort_keys=True)
-            if where not in asked:
-                asked[where] = runs_argo.phases(run)
-                if problem := asked[where][1]:
-                    _say([f"warning: {problem}; states of runs there are as recorded"])
-            phases, problem = asked[where]
-            phase = phases.get(run.info.run_id, "" if problem else "Lost")
-            if phase in ENDED or phase == "Lost":
-                run.state.phase = phase  # type: ignore[assignment]  # phases of a run that has ended
 
 
 def _states(store: Store, run: Run) -> Iterator[RunState]:

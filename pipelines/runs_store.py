@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pipelines.engine.events import Phase
 from pipelines.engine.holder import Holder, find_holder
 from pipelines.engine.recorder import RunInfo
 from pipelines.run_state import NodeState, RunState
@@ -59,12 +58,7 @@ def load_run(store: Store, run_id: str) -> Run:
     state = _read(store, run_id, "status.json", RunState)
     alive = holder is not None and holder.alive(time.time())
     if state.phase == "Running" and not alive and info.settings.get("engine") != "argo":
-        state.phase, state.message = "Lost", "interrupted: the process that ran it is gone"
-        seen = [t for node in state.nodes.values() for t in (node.started, node.finished) if t]
-        state.finished = holder.beat if holder else max(seen, default=state.started)
-        for node in state.nodes.values():
-            if node.phase == Phase.RUNNING:
-                node.phase, node.message, node.finished = Phase.ERROR, "interrupted", state.finished
+        state.lose("interrupted: the process that ran it is gone", holder.beat if holder else 0.0)
     return Run(info=info, state=state, holder=holder if alive else None)
 
 

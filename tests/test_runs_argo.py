@@ -235,7 +235,21 @@ def test_list_has_the_live_phases(here, capsys):
     assert re.search(r"^monday +Succeeded", capsys.readouterr().out, re.MULTILINE)
     here.api.remove(WORKFLOW, NAMESPACE, "monday")
     assert here.runs("list", "--json") == 0
-    assert json.loads(capsys.readouterr().out)[0]["phase"] == "Lost"
+    [told] = json.loads(capsys.readouterr().out)
+    assert told["phase"] == "Lost"
+    assert told["message"] == "lost: its workflow is gone from the cluster"
+    assert told["finished"] == told["started"], "when it was last seen"
+
+
+def test_a_run_is_reached_as_this_machine_reaches_the_cluster(here, capsys, tmp_path, monkeypatch):
+    """Its record has the paths of the machine that submitted it."""
+    here.execute(two(), detach=True)
+    play(here.stage)
+    elsewhere = here.kubeconfig.rename(tmp_path / "elsewhere")
+    here.site_file.write_text(f'engine = "local"\n[store]\nuri = "{here.store.uri}"\n')
+    monkeypatch.setenv("TRIPOD_COMPUTE_KUBECONFIG", str(elsewhere))
+    assert here.runs("status", "monday") == 0
+    assert "monday  Succeeded" in capsys.readouterr().out
 
 
 def test_a_cluster_that_cannot_be_asked_is_said(here, capsys):

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from pipelines.engine.events import Event, LogLine, Phase, Progress
+from pipelines.engine.events import Event, Phase
+from pipelines.engine.said import Said
 from pipelines.engine.templates import Output
 from steps.lib.errors import Exit
 from steps.runner import CACHE_FILE
@@ -108,8 +109,7 @@ class Attempt:
         self._ended = False
         self._stop_reason = ""
         self._expired = False
-        self._error_line = ""
-        self._last_line = ""
+        self._said = Said(node, number)
 
     def stop(self, reason: str, *, expired: bool = False) -> None:
         """Ask the process and its children to end (SIGTERM).
@@ -190,24 +190,17 @@ class Attempt:
             self._line(raw.decode(errors="replace").rstrip("\r\n"))
         if problem := log.close():
             self._line(f"warning: the log is not whole: {problem}")
-            self._error_line = self._error_line or problem
+            self._said.failed(problem)
 
     def _line(self, line: str) -> None:
-        now = time.time()
-        if line.startswith("error: "):
-            self._error_line = line.removeprefix("error: ")
-        self._last_line = line.strip() or self._last_line
-        if line.startswith("progress "):
-            values = dict(pair.split("=", 1) for pair in line.split()[1:] if "=" in pair)
-            self._emit(Progress(node=self.node, time=now, values=values))
-        self._emit(LogLine(node=self.node, time=now, attempt=self.number, line=line))
+        for event in self._said.take(line):
+            self._emit(event)
 
     def _result(self, code: int, wall_s: float) -> AttemptResult:
         cache = self._outputs_folder / CACHE_FILE
         why = cache.read_text(errors="replace") if cache.is_file() else ""
         if code or self._expired:
-            said = self._error_line or self._last_line
-            message = ": ".join(part for part in (self._stop_reason, said) if part) or f"exit code {code}"
+            message = ": ".join(part for part in (self._stop_reason, self._said.why) if part) or f"exit code {code}"
             return AttemptResult(
                 phase=Phase.FAILED, exit_code=code or 128 + signal.SIGTERM, message=message, wall_s=wall_s, cache=why
             )

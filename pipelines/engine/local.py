@@ -190,7 +190,7 @@ class LocalEngine:
             env=self._env | {name: text.fill(partial(self._value, node)) for name, text in node.template.env},
             folder=self._scratch / node.name / str(number),
             outputs=node.template.outputs,
-            emit=self._emit,
+            emit=self._emit_for_attempt,
         )
         self._between.pop(node, None)
         self._running[node] = attempt
@@ -344,6 +344,17 @@ class LocalEngine:
         with self._emit_lock:
             for listener in self._listeners:
                 listener(event)
+
+    def _emit_for_attempt(self, event: Event) -> None:
+        """A listener's failure ends the run from the deciding thread; the step's pipe is read on."""
+        try:
+            self._emit(event)
+        except Exception as e:  # noqa: BLE001  # raised by the deciding thread
+            self._inbox.put(partial(_raise, e))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 @contextmanager

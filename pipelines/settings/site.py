@@ -20,9 +20,11 @@ class StoreSettings(Settings):
     """file:///folder or s3://bucket/prefix. Empty: $TRIPOD_STORE, else a folder in the user's data directory."""
     endpoint: str = ""
     """URL of the S3 server; empty for the client's default."""
-    region: str = "us-east-1"
+    region: str = ""
+    """Empty for the client's default: $AWS_REGION, $AWS_DEFAULT_REGION, the profile's, us-east-1."""
     ca_bundle: str = ""
-    """File with the CA certificates that the endpoint is checked against; empty for the system's."""
+    """File with the CA certificates that the endpoint is checked against; empty for the system's. With engine argo it is
+    one of the pods: a machine that has no such file takes $AWS_CA_BUNDLE."""
     wait_s: int = Field(45 * 60, ge=0)
     """How long a training waits for a store that is away before it gives the machines back, seconds."""
     checksums: Literal["when_required", "when_supported"] = "when_required"

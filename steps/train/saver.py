@@ -71,7 +71,7 @@ class Saver:
         self.should_stop = should_stop
         self.committed = committed
         self.away_since = math.inf
-        """By the monotonic clock; set at the first try that found the store away since the last commit."""
+        """By the monotonic clock; set at the first try that found the store away since it last answered."""
         self.failed_in_a_row = 0
         self.saved_step = -1
         self.stage: Stage | None = None
@@ -139,7 +139,10 @@ class Saver:
                 break
             except CheckpointException as e:
                 problem = describe(e)
-                if not _is_temporary(e) or not self._agree_to_wait(meta.step, problem):
+                if not _is_temporary(e):  # the store has answered
+                    self.away_since = math.inf
+                    return problem
+                if not self._agree_to_wait(meta.step, problem):
                     return problem
             time.sleep(POLL_S)
         self.away_since = math.inf

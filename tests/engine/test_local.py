@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.engine import local
+from pipelines.engine.events import Event, LogLine
 from pipelines.engine.local import SAME_WISH_S
+from pipelines.engine.workflow import parse_workflow
 from tests.engine.engines import LocalEngine, is_alive, wait_until
 from tests.engine.workflows import ALL, out, task, template, workflow
 
@@ -214,3 +217,20 @@ def test_little_time_goes_by_between_steps(engine):
     steps_s = sum(node["wall_s"] for node in result.nodes.values())
     assert result.phase == "Succeeded"
     assert (result.wall_s - steps_s) / len(result.nodes) <= 0.05
+
+
+def test_a_listener_that_fails_ends_the_run_and_blocks_no_step(tmp_path):
+    """What it raises comes out of `run`, and the step is gone; it had more to say than a pipe holds."""
+    code = "import os; print('pid', os.getpid(), flush=True); print('x' * 99 + '\\n' * 20_000, flush=True); import time; time.sleep(600)"
+    seen: list[str] = []
+
+    def fail(event: Event) -> None:
+        if isinstance(event, LogLine):
+            seen.append(event.line)
+            raise RuntimeError("no room")
+
+    document = parse_workflow(workflow([task("a", "loud")], [template("loud", code)]))
+    with pytest.raises(RuntimeError, match="no room"):
+        local.LocalEngine(document, scratch=tmp_path, listeners=[fail]).run()
+    [pid] = pids(seen[0])
+    assert not is_alive(pid)

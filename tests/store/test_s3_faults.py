@@ -36,6 +36,29 @@ def one_line(error: BaseException) -> str:
     return text
 
 
+# ---- settings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_the_region_is_what_requests_are_signed_for(proxy, use, monkeypatch, variable):
+    """By both clients: `head` is boto3's, `get` obstore's."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    store = open_store(use(proxy))
+    monkeypatch.setenv(variable, "eu-central-1")
+    signed = set()
+
+    def rule(request: Request, forward: Forward) -> Answer:
+        signed.add(request.headers["authorization"].split("/")[2])
+        return Answer(404)
+
+    proxy.rule = rule
+    assert store.head("k") is None
+    with pytest.raises(NotFoundError):
+        store.get("k")
+    assert signed == {"eu-central-1"}
+
+
 # ---- throttled, slow, away ---------------------------------------------------------------------
 
 

@@ -214,6 +214,35 @@ def test_too_many_failed_saves_end_the_training(make_loop: Trainer, store: Store
     assert checkpoint.committed_steps(store, BASE) == []
 
 
+def test_an_outage_that_ended_in_another_failure_is_over(
+    make_loop: Trainer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next save that finds the store away waits its whole time."""
+    monkeypatch.setattr("steps.train.saver.POLL_S", 0.01)
+    tries = {4: 0, 8: 0}
+
+    def once_away_then_full(key: str) -> None:
+        for step in tries:
+            if f"{step_prefix(step)}/rank" in key:
+                tries[step] += 1
+                if tries[step] == 1:
+                    raise TemporaryError(f"upload {key}: the store is away")
+                if step == 4:
+                    raise OSError(errno.ENOSPC, "No space left on device", key)
+
+    loop = make_loop(tiny(steps=8, max_failed_saves=1), on=FaultyStore(store.uri, once_away_then_full), wait_s=3600)
+    settle, since = loop.saver.settle, []
+
+    def watched() -> None:
+        settle()
+        since.append(loop.saver.away_since)
+
+    monkeypatch.setattr(loop.saver, "settle", watched)
+    assert loop.run()
+    assert checkpoint.committed_steps(store, BASE) == [8]
+    assert set(since) == {math.inf}
+
+
 class Outage:
     """The store is away from the first upload of a step on, until it `ends`."""
 

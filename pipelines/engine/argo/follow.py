@@ -15,7 +15,6 @@ from pipelines.engine.events import (
     EXIT_NODE,
     Event,
     Listener,
-    LogLine,
     NodeFinished,
     NodeReady,
     NodeResult,
@@ -24,9 +23,9 @@ from pipelines.engine.events import (
     NodeWaits,
     Outcome,
     Phase,
-    Progress,
     RunStopping,
 )
+from pipelines.engine.said import Said
 from pipelines.engine.templates import Template
 from pipelines.engine.workflow import Workflow
 from pipelines.run_state import NodeState, RunState
@@ -86,13 +85,13 @@ class Follower:
         self._ended: dict[str, NodeResult] = {}
         self._ended_at: dict[str, float] = {}
         self._logs: dict[tuple[str, int], PodLog] = {}
-        self._said: dict[tuple[str, int], tuple[str, str]] = {}
-        """The last line `error: ...` of each attempt, and its last line."""
+        self._said: dict[tuple[str, int], Said] = {}
         self.ended_at = 0.0
         """When the workflow ended, seconds since the epoch."""
         self._unseen = ""
         """Why nothing has begun, as last told."""
         self._emit_lock = threading.Lock()
+        self._listener_failed: Exception | None = None
         self._leave = leave or threading.Event()
         self._stopping = bool(state.stopping)
         for node in state.nodes.values():
@@ -117,6 +116,8 @@ class Follower:
 
     def look(self) -> Outcome | None:
         """Look once, and tell what is new. Returns how it ended, once it has."""
+        if self._listener_failed:
+            raise self._listener_failed
         name = self._workflow.name
         workflow = self._workflows.get(name)
         if workflow is None:
@@ -182,23 +183,18 @@ class Follower:
         self._told[name].started, self._told[name].waits = number + 1, ""
         self._emit(NodeStarted(node=name, time=attempt.started or time.time(), attempt=number, log=path))
 
+        said = self._said[name, number] = Said(name, number)
+
         def line(text: str, steps: bool) -> None:
-            self._line(name, number, text, steps)
+            try:
+                for event in said.take(text, steps=steps):
+                    self._emit(event)
+            except Exception as e:  # noqa: BLE001  # raised by the thread that looks
+                self._listener_failed = e
 
         self._logs[name, number] = PodLog(
             self._workflows, self._workflow.name, attempt.pod, path, line, live=self._live
         )
-
-    def _line(self, name: str, number: int, text: str, steps: bool) -> None:
-        now = time.time()
-        if steps:
-            error, last = self._said.get((name, number), ("", ""))
-            error = text.removeprefix("error: ") if text.startswith("error: ") else error
-            self._said[name, number] = error, text.strip() or last
-        if text.startswith("progress "):
-            values = dict(pair.split("=", 1) for pair in text.split()[1:] if "=" in pair)
-            self._emit(Progress(node=name, time=now, values=values))
-        self._emit(LogLine(node=name, time=now, attempt=number, line=text))
 
     def _wait(self, name: str, told: _Told, attempt: Attempt) -> None:
         """A pod that fits nowhere, or whose image or Secret is not there, says so instead of waiting silently."""
@@ -270,8 +266,9 @@ class Follower:
             log.end()
 
     def _explain(self, name: str, number: int, attempt: Attempt) -> tuple[int | None, str]:
-        error, last = self._said.get((name, number), ("", ""))
-        return explain(attempt, workflow=self._workflow, template=self._template(name), said=error or last)
+        said = self._said.get((name, number))
+        why = said.why if said else ""
+        return explain(attempt, workflow=self._workflow, template=self._template(name), said=why)
 
     def _template(self, name: str) -> Template | None:
         return self._workflow.on_exit if name == EXIT_NODE else self._templates.get(name.partition(".")[0])

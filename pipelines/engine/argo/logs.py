@@ -60,9 +60,9 @@ class PodLog:
                 self._read(follow=self._live and not last_time)
                 if last_time and not self._last and not self._workflows.has_pod(self._run, self._pod):
                     self._tell(f"warning: pod {self._pod} is gone, and what it wrote with it".encode(), steps=False)
-            except TripodError as e:
+            except (TripodError, OSError) as e:  # the latter: no room for the copy
                 if last_time:
-                    self._tell(f"warning: the log is not whole: {e}".encode(), steps=False)
+                    self._line(f"warning: the log is not whole: {e}", False)
             if last_time:
                 return
             self._ended.wait(_AGAIN_S)

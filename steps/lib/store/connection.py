@@ -4,6 +4,7 @@ Credentials that botocore can refresh (roles, web identity, processes) refresh b
 come from a file that somebody else rotates: `renew` reads it again.
 """
 
+import os
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Secrets = tuple[str | None, str | None, str | None]
 """Access key id, secret key, session token."""
 _CONNECT_S = 5
+_DEFAULT_REGION = "us-east-1"
 _OBSTORE_REFRESH_S = 300
 """obstore asks for credentials again when they expire in less than this."""
 
@@ -39,6 +41,8 @@ class Link:
         self._bucket, self._prefix, self._retry_s = bucket, prefix, retry_s
         self._read_s = min(30.0, max(1.0, retry_s))
         self._session = botocore.session.Session()
+        if region := os.environ.get("AWS_REGION"):  # botocore looks at AWS_DEFAULT_REGION alone
+            self._session.set_config_variable("region", region)
         self._bundle = self._session.get_config_variable("ca_bundle")
         if self._bundle and not Path(self._bundle).is_file():
             raise UserError(f"AWS_CA_BUNDLE: got {self._bundle!r}, which is no file")
@@ -78,7 +82,7 @@ class Link:
             self._bucket,
             prefix=self._prefix or None,
             endpoint=endpoint,
-            region=self.client.meta.region_name,
+            region=self.client.meta.region_name or _DEFAULT_REGION,
             virtual_hosted_style_request=False,
             client_options=options,  # type: ignore[arg-type]
             credential_provider=self._for_obstore,
