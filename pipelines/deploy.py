@@ -1,10 +1,9 @@
-"""`python -m pipelines.deploy run|status|stop`: serve a registered model on this machine, see what serves, end it."""
+"""`python -m pipelines.deploy run|status|stop`: serve a registered model, see what serves, end it."""
 
 import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from pipelines.cli import guarded
 
 if TYPE_CHECKING:
     from pipelines.settings.site import Site
-    from steps.lib.serving import Endpoint, Serving
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
         help="whether it stays after the smoke test (default: it stays)",
     )
     run.add_argument("--set", action="append", default=[], metavar="path=value", help="override a setting")
-    status = verbs.add_parser("status", parents=[common], help="what serves on this machine")
+    status = verbs.add_parser("status", parents=[common], help="what serves")
     status.add_argument("--json", action="store_true", help="print JSON on stdout")
     stop = verbs.add_parser("stop", parents=[common], help="end a server")
     stop.add_argument("name", metavar="NAME", help="the name it serves under, as status shows it")
@@ -48,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     """Call the deploy step just as an engine would; its result is the last line of stdout."""
     from pipelines.names import dns_name
+    from pipelines.served import servers
     from pipelines.settings.load import load, open_site_store, store_uri
     from steps import runner
     from steps.lib.registry import find
@@ -59,14 +58,15 @@ def _run(args: argparse.Namespace) -> int:
         "name": serving.name or recipe.name,
         "keep": json.dumps(args.keep),
         "port": str(serving.port),
+        "gpus": str(serving.gpus),
+        "replicas": str(serving.replicas),
         "max_model_len": str(serving.max_model_len),
         "prompt": serving.prompt,
         "max_tokens": str(serving.max_tokens),
     }
-    env = {**os.environ, **site.value.step_env(uri)}
-    code = runner.main(["deploy", *(f"--{field}={value}" for field, value in fields.items())], env)
+    code = runner.main(["deploy", *(f"--{field}={value}" for field, value in fields.items())], _env(site.value, uri))
     if code == 0:
-        stays = _serving(site.value).find(fields["name"])
+        stays = any(row.name == fields["name"] for row in servers(site.value).all()[0])
         words = (
             f"it stays; `python -m pipelines.deploy stop {fields['name']}` ends it" if stays else "the server has ended"
         )
@@ -74,55 +74,41 @@ def _run(args: argparse.Namespace) -> int:
     return code
 
 
-def _status(args: argparse.Namespace) -> int:
-    from pipelines.settings.load import load_site
-    from steps.lib.completions import Client
+def _env(site: "Site", uri: str) -> dict[str, str]:
+    """Of the step. What its pods get must be the site's alone: it tells one server from another."""
+    from pipelines.served import gpu_kubeconfig
 
-    endpoints, problems = _serving(load_site(args.site).value).all()
-    rows = [(endpoint, Client(endpoint.base).healthy()) for endpoint in endpoints]
+    if site.inference.target != "kubernetes":
+        return {**os.environ, **site.step_env(uri)}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TRIPOD_"))}
+    reach = {"TRIPOD_GPU_KUBECONFIG": gpu_kubeconfig(site), "TRIPOD_GPU_CONTEXT": site.gpu.context}
+    return own | site.step_env(uri) | reach
+
+
+def _status(args: argparse.Namespace) -> int:
+    from pipelines.served import servers
+    from pipelines.settings.load import load_site
+
+    found = servers(load_site(args.site).value)
+    rows, problems = found.all()
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
     if args.json:
-        shown = [{**endpoint.model_dump(mode="json"), "url": endpoint.url, "healthy": ok} for endpoint, ok in rows]
-        print(json.dumps(shown, indent=1))
+        print(json.dumps([row.as_json for row in rows], indent=1))
         return 0
     if not rows and not problems:
-        print("nothing serves on this machine; python -m pipelines.deploy run --model NAME starts a server")
-    for endpoint, ok in rows:
-        print("\n".join(_about(endpoint, healthy=ok)))
+        print(f"nothing serves {found.where}; python -m pipelines.deploy run --model NAME starts a server")
+    for row in rows:
+        print("\n".join(row.lines))
     return 0
-
-
-def _about(endpoint: "Endpoint", *, healthy: bool) -> list[str]:
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(endpoint.since))
-    return [
-        f"{endpoint.name}  {endpoint.url}  {'healthy' if healthy else 'does not answer'}",
-        f"  model   {endpoint.model}  digest {endpoint.digest[:16]}",
-        f"  since   {since}  pid {endpoint.pid}",
-        f"  log     {endpoint.log}",
-    ]
 
 
 def _stop(args: argparse.Namespace) -> int:
+    from pipelines.served import servers
     from pipelines.settings.load import load_site
-    from steps.lib.errors import UserError
 
-    serving = _serving(load_site(args.site).value)
-    with serving.lock(args.name):
-        endpoint = serving.settle(args.name)
-        if endpoint is None:
-            names = ", ".join(e.name for e in serving.all()[0]) or "none"
-            raise UserError(f"NAME: got {args.name!r}, which does not serve on this machine; those that do: {names}")
-        serving.end(endpoint)
-    print(f"{args.name}: ended, pid {endpoint.pid}")
+    print(servers(load_site(args.site).value).stop(args.name))
     return 0
-
-
-def _serving(site: "Site") -> "Serving":
-    from pipelines.settings.load import open_site_store
-    from steps.lib.serving import Serving
-
-    return Serving(os.environ, open_site_store(site).uri)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def security() -> PodSecurityContext:
 
 def equip(template: Container, step: Step, site: Site) -> None:
     """Give a step's template what its pod needs."""
-    launches = site.gang.target == "kubernetes" and step.launches
+    launches = site.launches(step)
     most, memory_gib = (1, 2) if launches else (step.cpus, step.memory_gib)
     cpus = min(most, site.argo.max_cpus or most)
     template.image_pull_policy = site.images.pull_policy
@@ -61,7 +61,7 @@ def volumes(site: Site) -> list[Volume]:
     """The volumes that the mounts name, once for the whole workflow."""
     scratch = Volume(name="tmp", empty_dir=EmptyDirVolumeSource())
     s3 = Volume(name="s3", secret=SecretVolumeSource(secret_name=site.argo.s3_secret))
-    if site.gang.target != "kubernetes":
+    if not site.uses_gpu_cluster:
         return [scratch, s3]
     token = ServiceAccountTokenProjection(audience=site.gpu.audience, expiration_seconds=_TOKEN_S, path="token")
     ca = ConfigMapProjection(name=site.gpu.ca_config_map, items=[KeyToPath(key="ca.crt", path="ca.crt")])

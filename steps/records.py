@@ -28,7 +28,7 @@ from steps.lib.errors import UserError
 from steps.lib.store import ConflictError, NotFoundError, Store
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PLACES = ("steps.lib.store", "steps.lib.kube", "steps.lib.trainjob", "steps.lib.tree")
+_PLACES = ("steps.lib.store", "steps.lib.kube", "steps.lib.gpu_cluster", "steps.lib.trainjob", "steps.lib.tree")
 """How bytes and work get to other places, not what comes out."""
 
 

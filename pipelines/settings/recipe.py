@@ -3,7 +3,7 @@
 Its sections are the steps' own types, so a value is described and checked in one place.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -46,7 +46,11 @@ class Serving(Settings):
     keep: bool = False
     """Whether the server stays after the smoke test."""
     port: int = Field(0, ge=0, le=65535)
-    """0: one that is free."""
+    """0: one that is free; on a cluster 8000."""
+    gpus: Literal[1, 2, 4, 8] = 1
+    """That share a replica, where the site serves on GPUs."""
+    replicas: int = Field(1, ge=1)
+    """On a cluster."""
     max_model_len: int = Field(ge=8)
     """Tokens of prompt and completion together; at most model.sequence_length."""
     prompt: str

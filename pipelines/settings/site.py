@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from pipelines.settings.base import Settings
+from steps.contract import Step
 from steps.lib.errors import UserError
 
 S3_FOLDER, GPU_FOLDER = "/var/run/tripod/s3", "/var/run/tripod/gpu"
@@ -67,6 +68,16 @@ class GangSettings(Settings):
     """Of one device at the recipe's precision, for MFU; 0: unknown, MFU is not shown."""
     device_memory_gib: float = Field(0, ge=0)
     """Of one device; 0: unknown, not checked."""
+
+
+class InferenceSettings(Settings):
+    """[inference]: the servers of models."""
+
+    target: Literal["process", "kubernetes"] = "process"
+    """process: on the machine that runs the step; kubernetes: a Deployment on the GPU cluster."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    nodes: dict[str, str] = Field({"tripod.dev/side": "inference"})
+    """Labels of the nodes that serve, on the GPU cluster; a taint of the same key and value is tolerated."""
 
 
 class ImageSettings(Settings):
@@ -132,6 +143,7 @@ class Site(Settings):
     cache: CacheSettings = CacheSettings()
     run: RunSettings = RunSettings()
     gang: GangSettings = GangSettings()
+    inference: InferenceSettings = InferenceSettings()
     images: ImageSettings = ImageSettings()
     argo: ArgoSettings = ArgoSettings()
     gpu: GpuSettings = GpuSettings()
@@ -143,6 +155,16 @@ class Site(Settings):
                 f"gang.backend is {self.gang.backend} with gang.device {self.gang.device}, allowed are gloo with cpu and nccl with cuda"
             )
         return self
+
+    @property
+    def uses_gpu_cluster(self) -> bool:
+        """Whether anything of it runs there."""
+        return "kubernetes" in (self.gang.target, self.inference.target)
+
+    def launches(self, step: Step) -> bool:
+        """Whether the step's own process only launches pods on the GPU cluster."""
+        target = self.inference.target if step.image == "serve" else self.gang.target
+        return step.launches and target == "kubernetes"
 
     def image(self, name: Literal["data", "train", "serve"]) -> str:
         """The image of a set of dependencies.
@@ -173,19 +195,28 @@ class Site(Settings):
             "TRIPOD_STORE_WAIT_S": str(self.store.wait_s),
             "TRIPOD_PEAK_TFLOPS": str(self.gang.peak_tflops) if self.gang.peak_tflops else "",
         }
-        if self.gang.target == "kubernetes":
+        if self.uses_gpu_cluster:
             env |= {
                 "TRIPOD_GPU_SERVER": self.gpu.server,
                 "TRIPOD_GPU_CA": f"{GPU_FOLDER}/ca.crt",
                 "TRIPOD_GPU_TOKEN": f"{GPU_FOLDER}/token",
                 "TRIPOD_GPU_NAMESPACE": self.gpu.namespace,
+                "TRIPOD_S3_SECRET": self.argo.s3_secret,
+            }
+        if self.gang.target == "kubernetes":
+            env |= {
                 "TRIPOD_GPU_QUEUE": self.gpu.queue,
                 "TRIPOD_GPU_PRIORITY": self.gpu.priority,
                 "TRIPOD_GPU_RUNTIME": self.gpu.runtime,
                 "TRIPOD_GPUS_PER_NODE": str(self.gpu.gpus_per_node),
                 "TRIPOD_GPU_NODES": ",".join(str(count) for count in nodes),
-                "TRIPOD_S3_SECRET": self.argo.s3_secret,
                 "TRIPOD_IMAGE_TRAIN": self.image("train"),
+            }
+        if self.inference.target == "kubernetes":
+            env |= {
+                "TRIPOD_SERVE_TARGET": self.inference.target,
+                "TRIPOD_SERVE_DEVICE": self.inference.device,
+                "TRIPOD_SERVE_NODES": ",".join(f"{key}={value}" for key, value in self.inference.nodes.items()),
                 "TRIPOD_IMAGE_SERVE": self.image("serve"),
             }
         if self.engine == "argo":

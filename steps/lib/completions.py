@@ -11,6 +11,11 @@ from typing import Any, TypeVar
 from steps.lib.errors import RejectedError, TemporaryError
 
 T = TypeVar("T")
+Send = Callable[[str, dict[str, Any] | None, float], tuple[int, bytes]]
+"""Asks a server: path, JSON body of a POST or None for a GET, timeout in seconds -> status and body.
+
+It raises TemporaryError when there is no answer.
+"""
 
 _TIMEOUT_S = 120.0
 _HEALTH_TIMEOUT_S = 5.0
@@ -31,22 +36,19 @@ class Client:
     """A client of one endpoint.
 
     Args:
-        base: http://host:port, without /v1.
+        base: how messages call it: http://host:port, without /v1.
+        send: how its server is asked; None: by HTTP at `base`.
     """
 
-    def __init__(self, base: str):
+    def __init__(self, base: str, send: Send | None = None):
         self.base = base
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a proxy
+        self._send = send or _by_http(base)
 
     def healthy(self) -> bool:
         """Whether GET /health says 200."""
         try:
-            with self._opener.open(f"{self.base}/health", timeout=_HEALTH_TIMEOUT_S):
-                return True
-        except urllib.error.HTTPError as e:
-            e.close()
-            return False
-        except (OSError, HTTPException):
+            return self._send("/health", None, _HEALTH_TIMEOUT_S)[0] == 200
+        except TemporaryError:
             return False
 
     def models(self) -> list[str]:
@@ -75,19 +77,31 @@ class Client:
         return _first(self._call("/v1/chat/completions", body), lambda choice: choice["message"]["content"] or "")
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base + path, data=data, headers={"content-type": "application/json"})
+        status, data = self._send(path, body, _TIMEOUT_S)
+        if status != 200:
+            raise RejectedError(f"{self.base}{path}: answered {status}: {data[:500].decode(errors='replace')}")
         try:
-            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as e:
-            with e:
-                said = e.read(500).decode(errors="replace")
-            raise RejectedError(f"{self.base}{path}: answered {e.code}: {said}") from e
-        except (OSError, HTTPException) as e:
-            raise TemporaryError(f"{self.base}{path}: no answer: {e}") from e
+            return json.loads(data)
         except ValueError as e:
             raise RejectedError(f"{self.base}{path}: the answer is not JSON") from e
+
+
+def _by_http(base: str) -> Send:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a proxy
+
+    def send(path: str, body: dict[str, Any] | None, timeout_s: float) -> tuple[int, bytes]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(base + path, data=data, headers={"content-type": "application/json"})
+        try:
+            with opener.open(request, timeout=timeout_s) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.read(500)
+        except (OSError, HTTPException) as e:
+            raise TemporaryError(f"{base}{path}: no answer: {e}") from e
+
+    return send
 
 
 def _first(answer: Any, text: Callable[[Any], str]) -> Completion:

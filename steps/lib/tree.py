@@ -17,7 +17,8 @@ from pathlib import Path
 
 from steps.lib.digest import sha256_hex
 from steps.lib.errors import UserError
-from steps.lib.store import NotFoundError, open_store
+from steps.lib.folder import put_blob
+from steps.lib.store import NotFoundError, Store, open_store
 
 PACKAGE = "steps"
 _STARTED = "TRIPOD_TREE_STARTED"
@@ -50,6 +51,11 @@ def pack(root: Path) -> bytes:
 
 def _belongs(path: Path) -> bool:
     return path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+
+
+def publish(store: Store, env: Mapping[str, str]) -> str:
+    """Digest of the sources that this process runs from, for pods that it starts: in the store once this returns."""
+    return env.get("TRIPOD_TREE") or put_blob(store, pack(root())).sha256
 
 
 def start(argv: Sequence[str], env: Mapping[str, str]) -> int:

@@ -39,7 +39,7 @@ _MIN_CACHE_BYTES = 64 << 20
 _START_S = 300.0
 """Two imports of vLLM from a cold disk, on a busy machine."""
 _LOAD_BYTES_PER_S = 50e6
-_SETTINGS = {
+SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -65,7 +65,9 @@ class Settings:
     max_model_len: int
     dtype: str
     cache_bytes: int
-    """Of the KV cache."""
+    """Of the KV cache; on GPUs vLLM takes what they have left."""
+    gpus: int = 0
+    """That share the model; 0: it is served on CPUs."""
 
 
 class Server:
@@ -77,7 +79,7 @@ class Server:
     """
 
     def __init__(self, files: Path, settings: Settings, port: int, env: Mapping[str, str], say: Callable[[str], None]):
-        words = [*command(env), *arguments(files / MODEL, settings, port)]
+        words = [*command(env), *arguments(files / MODEL, settings, HOST, port)]
         self.port = port
         self.client = Client(f"http://{HOST}:{port}")
         self._log = files / LOG
@@ -180,25 +182,21 @@ def identity(env: Mapping[str, str]) -> str:
     return env.get(COMMAND) or installed()
 
 
-def arguments(folder: Path, settings: Settings, port: int) -> list[str]:
+def arguments(folder: Path, settings: Settings, host: str, port: int) -> list[str]:
     """vLLM's command line."""
-    words = ["--model", str(folder), "--served-model-name", settings.name, "--host", HOST, "--port", str(port)]
-    words += [
-        "--max-model-len",
-        str(settings.max_model_len),
-        "--dtype",
-        settings.dtype,
-        "--max-num-seqs",
-        str(MAX_SEQUENCES),
-    ]
-    words += ["--kv-cache-memory-bytes", str(settings.cache_bytes), "--distributed-executor-backend", "uni"]
-    return [*words, "--enforce-eager", "--disable-log-stats", "--disable-fastapi-docs"]
+    words = ["--model", str(folder), "--served-model-name", settings.name, "--host", host, "--port", str(port)]
+    words += ["--max-model-len", str(settings.max_model_len), "--dtype", settings.dtype]
+    words += ["--disable-log-stats", "--disable-fastapi-docs"]
+    if settings.gpus:
+        return [*words, "--tensor-parallel-size", str(settings.gpus)]
+    words += ["--max-num-seqs", str(MAX_SEQUENCES), "--kv-cache-memory-bytes", str(settings.cache_bytes)]
+    return [*words, "--distributed-executor-backend", "uni", "--enforce-eager"]
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """What the server sees: no credentials of the store, no settings of ours, no telemetry."""
     kept = {name: value for name, value in env.items() if not name.startswith(("AWS_", "TRIPOD_"))}
-    return {**kept, **_SETTINGS}
+    return {**kept, **SETTINGS}
 
 
 def cache_bytes(config: Mapping[str, Any], num_tokens: int, dtype: str) -> int:

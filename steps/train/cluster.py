@@ -12,13 +12,14 @@ from types import FrameType
 import steps.train
 from steps import records
 from steps.contract import Context
-from steps.lib import folder, tree
+from steps.lib import tree
 from steps.lib.errors import TemporaryError
+from steps.lib.gpu_cluster import open_gpu
 from steps.lib.trainjob import launcher
 from steps.lib.trainjob.build import train_spec
 from steps.lib.trainjob.cancel import is_cancelled
 from steps.lib.trainjob.follow import cancel
-from steps.lib.trainjob.place import open_place, read_place
+from steps.lib.trainjob.place import read_place
 from steps.lib.trainjob.training import Training
 from steps.train import Params, Result
 from steps.train.preflight import check_sizes, check_vocabulary
@@ -42,8 +43,9 @@ def launch(params: Params, ctx: Context) -> Result:
         check_sizes(params.train, nodes * place.nproc)
     parts = records.key_parts(steps.train, params)
     assert parts.key == ctx.key
-    spec = train_spec(place, key=ctx.key, run_id=ctx.run_id, args=arguments(params), env=ctx.env, tree=_tree(ctx))
-    with open_place(place) as cluster:
+    sources = tree.publish(ctx.store, ctx.env)
+    spec = train_spec(place, key=ctx.key, run_id=ctx.run_id, args=arguments(params), env=ctx.env, tree=sources)
+    with open_gpu(place) as cluster:
         training = Training(
             cluster=cluster,
             store=ctx.store,
@@ -71,12 +73,6 @@ def arguments(params: Params) -> list[str]:
         value = getattr(params, field)
         words.append(f"--{field}={value if isinstance(value, str) else value.model_dump_json()}")
     return words
-
-
-def _tree(ctx: Context) -> str:
-    """The sources that we run from, for the pods."""
-    given = ctx.env.get("TRIPOD_TREE", "")
-    return given or folder.put_blob(ctx.store, tree.pack(tree.root())).sha256
 
 
 def _leave(training: Training) -> None:

@@ -23,7 +23,7 @@ def test_the_server_sees_no_secret_and_sends_nothing_home():
 
 
 def test_it_listens_on_loopback_only():
-    words = vllm.arguments(Path("/m"), SETTINGS, 8000)
+    words = vllm.arguments(Path("/m"), SETTINGS, "127.0.0.1", 8000)
     assert words[words.index("--host") + 1] == "127.0.0.1"
 
 

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from steps.lib.kube.kinds import Kind
 
 Object = dict[str, Any]
+PROXIED = re.compile(r"(/api/v1/namespaces/[^/]+/services/[^/:]+):\d+/proxy(/.*)")
 PLURALS = re.compile(r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/[^/]+)?/[^/]+")
 """Path of a collection."""
 
@@ -46,6 +47,8 @@ class Api:
         """Whether every call gets 503."""
         self.busy: list[int] = []
         """The next calls get these statuses."""
+        self.behind: Callable[[str, str, str, bytes], tuple[int, bytes]] | None = None
+        """Answers for servers behind Services: path of the Service, method, path, body -> status, body."""
         self.created: list[str] = []
         """Paths of all that was ever created."""
         self.asked: list[tuple[str, str]] = []
@@ -100,6 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if path == "/version":
             return self._reply(200, {"gitVersion": "v1.35.4"})
+        if proxied := PROXIED.fullmatch(path):
+            return self._ask(proxied, b"")
         if path.endswith("/log"):
             return self._log(path.removesuffix("/log"), query)
         with self.api.lock:
@@ -114,6 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         path, _ = self._begin()
+        if proxied := PROXIED.fullmatch(path):
+            return self._ask(proxied, self.rfile.read(int(self.headers["Content-Length"])))
         body = self._body()
         if self._refused(path):
             return
@@ -168,6 +175,11 @@ class _Handler(BaseHTTPRequestHandler):
                 return str(owner)
             owners[name] = mine
         return ""
+
+    def _ask(self, proxied: re.Match[str], body: bytes) -> None:
+        assert self.api.behind
+        status, data = self.api.behind(proxied[1], self.command, proxied[2], body)
+        self._send(status, data)
 
     def _log(self, pod: str, query: dict[str, str]) -> None:
         lines = self.api.logs.get(pod)
@@ -227,7 +239,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(status, {"kind": "Status", "message": message})
 
     def _reply(self, status: int, body: Object) -> None:
-        data = json.dumps(body).encode()
+        self._send(status, json.dumps(body).encode())
+
+    def _send(self, status: int, data: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

@@ -29,6 +29,7 @@ def archive(name: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob(f"{name}-*"):
         old.unlink()
+    _buildah("rm", "--all")  # of a build that was ended; they hold what is pruned below
     _base()
     settings = CACHE / "images/build.env"
     settings.write_text(f"SSL_CERT_FILE={_CERTIFICATES}\nPIP_CERT={_CERTIFICATES}\n")
@@ -39,10 +40,10 @@ def archive(name: str) -> Path:
     run("bash", ROOT / "images/build.sh", name, env={**_storage(), **env, "BUILD_CERTS": "/etc/ssl/certs"})
     new = path.with_suffix(".new")
     _buildah("push", "-q", f"localhost/tripod-lab/{name}:1", f"docker-archive:{new}:tripod/{name}:1")
+    new.rename(path)
     _buildah("rmi", f"localhost/tripod-lab/{name}:1")  # only the archive is used again
     _buildah("rmi", "--prune")
     run("umount", CACHE / "buildah/overlay", check=False)  # buildah leaves it mounted
-    new.rename(path)
     return path
 
 

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from steps.lib.errors import CancelledError, Exit, UserError
+from steps.lib.gpu_cluster import open_gpu
 from steps.lib.kube.kinds import TRAINJOB
 from steps.lib.store import Store, open_store
 from steps.lib.trainjob import launcher
 from steps.lib.trainjob.build import train_spec
 from steps.lib.trainjob.cancel import ask_cancel, left_over
-from steps.lib.trainjob.place import open_place, read_place
+from steps.lib.trainjob.place import read_place
 from steps.lib.trainjob.training import Patience, Training
 from steps.train import Params
 from tests.lab import images, launching, step_images
@@ -223,7 +224,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     """make(**settings) -> a Training whose pods are played by KWOK."""
     (tmp_path / "scratch").mkdir()
     store = open_store(f"file://{tmp_path}/fake")
-    with open_place(read_place(launching.place(NO_IMAGE) | launching.directly(tmp_path))) as cluster:
+    with open_gpu(read_place(launching.place(NO_IMAGE) | launching.directly(tmp_path))) as cluster:
 
         def make(
             *, said: list[str], namespace: str = launching.TEAM, priority: str = "normal", **settings: Any

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from pipelines.settings.load import load_site
+from steps.deploy import place as serving
 from steps.lib.errors import Exit, UserError, is_retryable
 from steps.lib.trainjob.build import GPU, TrainSpec, train_job, train_spec
 from steps.lib.trainjob.place import _FIELDS, Place, read_place
@@ -128,7 +129,7 @@ def test_kubernetes_expands_nothing_in_arguments() -> None:
 def test_every_setting_of_a_site_reaches_the_pods_or_is_the_launchers() -> None:
     site = load_site("prod").value
     made = site.step_env("s3://tripod", nodes=(4,))
-    launchers = {*_FIELDS.values(), "TRIPOD_S3_SECRET", "TRIPOD_IMAGE_SERVE", "TRIPOD_GPU_CA", "TRIPOD_GPU_TOKEN"}
+    launchers = {*_FIELDS.values(), *serving.FIELDS.values(), "TRIPOD_SERVE_TARGET"}
     place = read_place(made | {"TRIPOD_GPU_KUBECONFIG": "x"})
     pods = train_spec(place, key="ab" * 32, run_id="r", args=[], env=made, tree="t").env
     assert set(made) - launchers - set(pods) == set()

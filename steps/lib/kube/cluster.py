@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from steps.lib.kube.kinds import ACCESS_REVIEW, POD, Kind
+from steps.lib.kube.kinds import ACCESS_REVIEW, POD, SERVICE, Kind
 from steps.lib.kube.wire import ExistsError, Object, RefusedError, Wire
 
 if TYPE_CHECKING:
@@ -148,8 +148,27 @@ class Cluster:
         assert answer is not None
         return str(answer["gitVersion"])
 
+    def ask_service(
+        self, namespace: str, service: str, port: int, path: str, body: Object | None, timeout_s: float
+    ) -> tuple[int, bytes]:
+        """Status and body of what a server behind a Service answers, by way of the API server.
+
+        A Service without pods that are ready is asked again for `retry_s`.
+
+        Args:
+            body: of a POST; None: a GET.
+        """
+        return self._wire.ask(f"{SERVICE.path(namespace, service)}:{port}/proxy{path}", body, timeout_s)
+
     def log(
-        self, namespace: str, pod: str, *, container: str = "", follow: bool = False, since: str = ""
+        self,
+        namespace: str,
+        pod: str,
+        *,
+        container: str = "",
+        follow: bool = False,
+        since: str = "",
+        previous: bool = False,
     ) -> Iterator[tuple[str, bytes]]:
         """Lines that a container wrote, each with its time (RFC 3339, 9 digits), without the newline.
 
@@ -158,9 +177,11 @@ class Cluster:
 
         Args:
             since: only lines after this time.
+            previous: of the container before its restart.
         """
         query = {"follow": json.dumps(follow), "timestamps": "true"}
         query |= {"container": container} if container else {}
+        query |= {"previous": "true"} if previous else {}
         query |= {"sinceTime": since} if since else {}
         path = f"{POD.path(namespace, pod)}/log"
         for line in self._wire.lines(path, query, none_for=_NOT_STARTED):

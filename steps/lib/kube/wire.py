@@ -83,6 +83,16 @@ class Wire:
             ) from e
         return answer
 
+    def ask(self, path: str, body: Object | None, timeout_s: float) -> tuple[int, bytes]:
+        """Status and body of the answer, whatever it is, to a GET, or to a POST of `body`.
+
+        Args:
+            timeout_s: for the answer to come once the server is asked.
+        """
+        method, media = ("GET", "") if body is None else ("POST", "application/json")
+        reply = self._send(method, path, body, media, stream=False, read_s=timeout_s)
+        return reply.status, reply.data
+
     def lines(self, path: str, query: Mapping[str, str], *, none_for: Sequence[str] = ()) -> Iterator[bytes]:
         """The lines of an answer as they come; none for 404. It ends, after a whole line, when the connection is cut.
 
@@ -107,7 +117,9 @@ class Wire:
         finally:
             reply.close()
 
-    def _send(self, method: str, url: str, body: Object | None, media: str, *, stream: bool) -> "BaseHTTPResponse":
+    def _send(
+        self, method: str, url: str, body: Object | None, media: str, *, stream: bool, read_s: float = _READ_S
+    ) -> "BaseHTTPResponse":
         """One reply; while the server is away or overloaded, asks again."""
         deadline = time.monotonic() + self._retry_s
         wait_s = 0.25
@@ -120,7 +132,7 @@ class Wire:
                     body=json.dumps(body).encode() if body is not None else None,
                     preload_content=not stream,
                     retries=False,
-                    timeout=self._timeout(),
+                    timeout=self._timeout(read_s),
                 )
                 if reply.status not in _AGAIN or (reply.status == 500 and method == "POST"):
                     return reply
@@ -140,10 +152,10 @@ class Wire:
 
         return HTTPError
 
-    def _timeout(self) -> "Timeout":
+    def _timeout(self, read_s: float) -> "Timeout":
         from urllib3 import Timeout
 
-        return Timeout(connect=_CONNECT_S, read=_READ_S)
+        return Timeout(connect=_CONNECT_S, read=read_s)
 
     def _headers(self, media: str) -> dict[str, str]:
         headers = {"Accept": "application/json"}

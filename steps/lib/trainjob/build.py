@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from steps.lib.digest import digest_of
+from steps.lib.gpu_cluster import passed_on
 from steps.lib.kube import SPEC, Object
 from steps.lib.kube.kinds import CLUSTER_TRAINING_RUNTIME, TRAINJOB
 from steps.lib.trainjob.place import Place
@@ -19,12 +20,8 @@ QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 GPU = "nvidia.com/gpu"
 KEY_CHARS = 16
 """How much of a train-key is in names."""
-CREDENTIALS = "/var/run/tripod/s3/credentials"
-"""Where the runtime mounts the team's Secret with the store's credentials."""
 
 _PASSED_ON = (
-    "TRIPOD_STORE",
-    "TRIPOD_STORE_RETRY_S",
     "TRIPOD_STORE_WAIT_S",
     "TRIPOD_RUN_ID",
     "TRIPOD_CACHE_VERIFY",
@@ -32,14 +29,8 @@ _PASSED_ON = (
     "TRIPOD_BACKEND",
     "TRIPOD_THREADS",
     "TRIPOD_PEAK_TFLOPS",
-    "AWS_ENDPOINT_URL",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "AWS_CA_BUNDLE",
-    "AWS_REQUEST_CHECKSUM_CALCULATION",
-    "AWS_RESPONSE_CHECKSUM_VALIDATION",
 )
-"""Of the launcher's environment. No secrets: credentials come by the runtime's mount."""
+"""Of the launcher's environment, besides what reaches the store."""
 
 
 class TrainSpec(BaseModel):
@@ -80,14 +71,13 @@ def train_spec(
         env: the launcher's environment.
         tree: digest of the sources that the pods run (steps.lib.tree).
     """
-    passed = {name: env[name] for name in _PASSED_ON if env.get(name)}
+    passed = passed_on(env) | {name: env[name] for name in _PASSED_ON if env.get(name)}
     own = {
         "TRIPOD_TRAIN_TARGET": "process",
         "TRIPOD_TRAIN_KEY": key,
         "TRIPOD_TREE": tree,
         "TRIPOD_NPROC": str(place.nproc),
         "TRIPOD_GRACE_S": str(place.grace_s),
-        "AWS_SHARED_CREDENTIALS_FILE": CREDENTIALS,
     }
     return TrainSpec(
         key=key,

@@ -1,9 +1,6 @@
 """Where on the GPU cluster a training runs: typed settings from the environment.
 
-TRIPOD_GPU_KUBECONFIG  a kubeconfig, for people and tests; or
-TRIPOD_GPU_SERVER, TRIPOD_GPU_CA, TRIPOD_GPU_TOKEN   the API server, its CA, a projected token that it trusts
-TRIPOD_GPU_CONTEXT     of the kubeconfig                                  (default: its current one)
-TRIPOD_GPU_NAMESPACE   the team's namespace                               (default: default)
+TRIPOD_GPU_...         how the cluster is reached: steps/lib/gpu_cluster.py
 TRIPOD_GPU_QUEUE       LocalQueue there                                   (default: default)
 TRIPOD_GPU_PRIORITY    WorkloadPriorityClass                              (default: the cluster's default)
 TRIPOD_GPU_RUNTIME     ClusterTrainingRuntime                             (default: tripod-train)
@@ -18,26 +15,14 @@ TRIPOD_GRACE_S         seconds from being told to stop to being killed    (defau
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from steps.lib.errors import UserError
-from steps.lib.kube import Cluster, open_cluster
-
-_RETRY_S = 20.0
-"""For one call; the launcher goes on much longer when the API server is away."""
+from steps.lib.gpu_cluster import REACH, Reach, read
 
 
-class Place(BaseModel):
+class Place(Reach):
     """The team's place on the GPU cluster."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kubeconfig: str = ""
-    context: str = ""
-    server: str = ""
-    ca_file: str = ""
-    token_file: str = ""
-    namespace: str = "default"
     queue: str = "default"
     priority: str = ""
     runtime: str = "tripod-train"
@@ -64,13 +49,7 @@ class Place(BaseModel):
         return value
 
 
-_FIELDS = {
-    "kubeconfig": "TRIPOD_GPU_KUBECONFIG",
-    "context": "TRIPOD_GPU_CONTEXT",
-    "server": "TRIPOD_GPU_SERVER",
-    "ca_file": "TRIPOD_GPU_CA",
-    "token_file": "TRIPOD_GPU_TOKEN",
-    "namespace": "TRIPOD_GPU_NAMESPACE",
+_FIELDS = REACH | {
     "queue": "TRIPOD_GPU_QUEUE",
     "priority": "TRIPOD_GPU_PRIORITY",
     "runtime": "TRIPOD_GPU_RUNTIME",
@@ -89,26 +68,4 @@ def read_place(env: Mapping[str, str]) -> Place:
     Raises:
         UserError: one is missing or not allowed; names the variable.
     """
-    try:
-        return Place.model_validate({field: env[name] for field, name in _FIELDS.items() if env.get(name)})
-    except ValidationError as e:
-        problem = e.errors()[0]
-        got = "" if problem["type"] == "missing" else f", got {problem['input']!r}"
-        raise UserError(f"{_FIELDS[str(problem['loc'][0])]}: {problem['msg']}{got}") from e
-
-
-def open_place(place: Place) -> Cluster:
-    """The GPU cluster's API server, by kubeconfig or by projected token.
-
-    Raises:
-        UserError: neither is set, or its file is not there.
-    """
-    if not place.kubeconfig and not place.server:
-        raise UserError(
-            "TRIPOD_GPU_SERVER: not set; set it with TRIPOD_GPU_CA and TRIPOD_GPU_TOKEN, or TRIPOD_GPU_KUBECONFIG"
-        )
-    if place.kubeconfig:
-        return open_cluster("gpu", kubeconfig=place.kubeconfig, context=place.context, retry_s=_RETRY_S)
-    return open_cluster(
-        "gpu", server=place.server, ca_file=place.ca_file, token_file=place.token_file, retry_s=_RETRY_S
-    )
+    return read(Place, _FIELDS, env)
