@@ -5,11 +5,13 @@ may well turn out to be a hit when the new result equals the old one.
 """
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.profiles import profile_lines
 from pipelines.settings.recipe import Recipe
 from pipelines.settings.site import Site
 from pipelines.tasks import Pipeline, Ref, Task
@@ -43,6 +45,14 @@ class Plan:
     training: tuple[str, ...]
     """Lines about the size of the training, for people."""
 
+    def hits(self, name: str) -> bool:
+        """Whether a step is taken from its record."""
+        return any(step.name == name and step.verdict == "hit" for step in self.steps)
+
+    def with_lines(self, lines: Sequence[str]) -> "Plan":
+        """This plan with more to say of the training."""
+        return replace(self, training=(*self.training, *lines))
+
     def lines(self) -> list[str]:
         """The plan as text."""
         width = max(len(step.name) for step in self.steps)
@@ -59,6 +69,7 @@ def make_plan(pipe: Pipeline, recipe: Recipe, run_id: str, store: Store | None, 
     env = {**pipe.env, "TRIPOD_RUN_ID": run_id}
     check_serving(recipe, pipe.site)
     training = [training_line(recipe, pipe.site), checkpoint_line(recipe), *memory_lines(recipe, pipe.site)]
+    training += profile_lines(recipe.scale.nodes, pipe.site, datetime.now(UTC))
     if store is None:
         steps = [
             PlannedStep(name=name, verdict="unknown", why="a dry run does not contact this store")
@@ -97,7 +108,7 @@ def check_serving(recipe: Recipe, site: Site) -> None:
 
 
 def _serves_here(site: Site) -> bool:
-    return site.engine == "local" and site.gang.target == "process"
+    return site.engine == "local" and site.inference.target == "process"
 
 
 def training_line(recipe: Recipe, site: Site) -> str:

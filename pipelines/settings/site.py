@@ -3,8 +3,9 @@
 import os
 from collections.abc import Sequence
 from typing import Literal
+from zoneinfo import ZoneInfo
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.settings.base import Settings
 from steps.contract import Step
@@ -134,6 +135,36 @@ class GpuSettings(Settings):
     """Nodes go whole: what one training pod asks for."""
 
 
+class Profile(Settings):
+    """[capacity.profiles.NAME]: how many GPUs train and how many serve."""
+
+    training: int = Field(ge=0)
+    inference: int = Field(ge=0)
+    start: str = Field("", pattern=r"^(([01]\d|2[0-3]):[0-5]\d)?$")
+    """HH:MM at which it begins each day; empty: by hand only."""
+
+
+class CapacitySettings(Settings):
+    """[capacity]: who has the GPUs when."""
+
+    zone: str = "UTC"
+    """IANA name of the time zone that profiles begin by."""
+    profiles: dict[str, Profile] = Field(default_factory=dict)
+    """None: the GPUs change sides by no plan."""
+
+    @field_validator("zone")
+    @classmethod
+    def _is_zone(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ValueError, OSError, KeyError) as e:
+            raise ValueError(
+                f"capacity.zone is {value}, allowed are IANA names such as Europe/Berlin (the package tzdata has them "
+                "where the system does not)"
+            ) from e
+        return value
+
+
 class Site(Settings):
     """A whole site."""
 
@@ -147,6 +178,7 @@ class Site(Settings):
     images: ImageSettings = ImageSettings()
     argo: ArgoSettings = ArgoSettings()
     gpu: GpuSettings = GpuSettings()
+    capacity: CapacitySettings = CapacitySettings()
 
     @model_validator(mode="after")
     def _backend_fits(self) -> "Site":
@@ -154,6 +186,13 @@ class Site(Settings):
             raise ValueError(
                 f"gang.backend is {self.gang.backend} with gang.device {self.gang.device}, allowed are gloo with cpu and nccl with cuda"
             )
+        for name, profile in self.capacity.profiles.items():
+            for side, gpus in (("training", profile.training), ("inference", profile.inference)):
+                if gpus % self.gpu.gpus_per_node:
+                    raise ValueError(
+                        f"capacity.profiles.{name}.{side} is {gpus}, allowed are multiples of gpu.gpus_per_node, "
+                        f"{self.gpu.gpus_per_node}: nodes go whole"
+                    )
         return self
 
     @property
@@ -210,6 +249,7 @@ class Site(Settings):
                 "TRIPOD_GPU_RUNTIME": self.gpu.runtime,
                 "TRIPOD_GPUS_PER_NODE": str(self.gpu.gpus_per_node),
                 "TRIPOD_GPU_NODES": ",".join(str(count) for count in nodes),
+                "TRIPOD_GPU_LIMIT": str(max((p.training for p in self.capacity.profiles.values()), default="")),
                 "TRIPOD_IMAGE_TRAIN": self.image("train"),
             }
         if self.inference.target == "kubernetes":

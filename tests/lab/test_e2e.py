@@ -1,0 +1,137 @@
+"""The main job on two real clusters: raw text to a vLLM that answers from a pod of the GPU cluster, by one command."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from steps.deploy.objects import PORT
+from steps.lib import checkpoint
+from steps.lib.completions import Client
+from steps.lib.kube import Object, open_cluster
+from steps.lib.store import Store, open_store
+from tests.lab import launching
+from tests.lab.cluster import kubectl
+from tests.lab.places import COMPUTE, GPU
+from tests.lab.storage import identity
+
+pytestmark = pytest.mark.skipif("TRIPOD_GPU_KUBECONFIG" not in os.environ, reason="no lab: see make lab-up")
+STEPS = [
+    "ingest",
+    "tokenizer",
+    "tokenize",
+    "publish-dataset",
+    "train",
+    "evaluate",
+    "export",
+    "register",
+    "deploy",
+]
+# what takes the demo minutes on two free cores is cut down; the gate is what 200 steps reach
+SMALL = ["train.steps=200", "train.checkpoint_every_steps=100", "evaluate.gate.max_loss=6.5"]
+SMALL += ["evaluate.gate.beats=nothing", "evaluate.gate.min_passing=0", "evaluate.max_tokens=20000"]
+
+
+class Main:
+    """`python -m pipelines.train --site lab`, with a store prefix and a served name of its own."""
+
+    def __init__(self) -> None:
+        mark = uuid.uuid4().hex[:6]
+        self.uri, self.name = f"s3://{launching.TEAM}-store/e2e-{mark}", f"e2e-{mark}"
+        self.sets = ["scale.nodes=[2]", "serving.keep=true", f"serving.name={self.name}", f"store.uri={self.uri}"]
+
+    def train(self, run_id: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        words = ["train", "--model", "tiny", "--run-id", run_id, "--site", "lab"]
+        for value in [*self.sets, *SMALL]:
+            words += ["--set", value]
+        return self.call(*words)
+
+    def call(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """One of the product's commands."""
+        argv = [sys.executable, "-m", f"pipelines.{command}", *words]
+        env = {**os.environ, "TRIPOD_STORE": self.uri}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=1800, check=False)
+
+
+@pytest.fixture(scope="module")
+def main() -> Iterator[Main]:
+    main = Main()
+    yield main
+    main.call("deploy", "stop", main.name, "--site", "lab")
+
+
+@pytest.fixture(scope="module")
+def store(main: Main) -> Iterator[Store]:
+    """Where the run writes."""
+    before = {name: os.environ.get(name) for name in identity(launching.TEAM)}
+    os.environ.update(identity(launching.TEAM))
+    yield open_store(main.uri)
+    for name, value in before.items():
+        os.environ.pop(name)
+        if value is not None:
+            os.environ[name] = value
+
+
+def nodes(store: Store, run_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(store.get(f"runs/{run_id}/status.json"))["nodes"]
+    return found
+
+
+def ask(main: Main) -> str:
+    """What users get from the Service."""
+    with open_cluster("gpu", kubeconfig=str(GPU.kubeconfig), retry_s=60) as cluster:
+
+        def send(path: str, body: Object | None, timeout_s: float) -> tuple[int, bytes]:
+            return cluster.ask_service(launching.TEAM, f"serve-{main.name}", PORT, path, body, timeout_s)
+
+        return Client("the gpu cluster", send).complete(main.name, "def main(", max_tokens=16).text
+
+
+def test_text_becomes_a_model_that_answers_from_a_pod(main: Main, store: Store) -> None:
+    run_id = f"{main.name}-first"
+    done = main.train(run_id)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert f"http://serve-{main.name}.{launching.TEAM}.svc:{PORT}/v1" in done.stdout
+    ended = nodes(store, run_id)
+    assert {name: ended[name]["phase"] for name in STEPS} == dict.fromkeys(STEPS, "Succeeded")
+    last = ended["train"]["outputs"]["checkpoint"]
+    meta = checkpoint.read_meta(store, last)
+    assert (meta.step, meta.world_size) == (200, 2)
+    logs = {head.key.split("/")[3] for head in store.list(f"runs/{run_id}/logs")}
+    assert len([name for name in logs if "-node-0-" in name]) == 2, "a log of each training pod"
+    pods = json.loads(kubectl(GPU, "-n", launching.TEAM, "get", "pods", "-o", "json"))["items"]
+    [server] = [p for p in pods if p["metadata"]["name"].startswith(f"serve-{main.name}-")]
+    assert server["spec"]["nodeName"] == GPU.node
+    assert ask(main)
+    assert not json.loads(
+        kubectl(GPU, "-n", launching.TEAM, "get", "trainjobs", "-l", f"tripod/run={run_id}", "-o", "json")
+    )["items"]
+
+
+def test_the_same_command_again_takes_all_from_records_and_adopts_the_server(main: Main, store: Store) -> None:
+    run_id = f"{main.name}-second"
+    done = main.train(run_id)
+    assert done.returncode == 0, done.stderr[-4000:]
+    ended = nodes(store, run_id)
+    assert {ended[name]["cache"].partition(":")[0] for name in STEPS if name not in ("deploy", "tokenize")} == {"hit"}
+    assert json.loads(ended["deploy"]["outputs"]["adopted"]) is True
+    assert (
+        kubectl(COMPUTE, "-n", launching.TEAM, "get", "workflow", run_id, "-o", "jsonpath={.status.phase}")
+        == "Succeeded"
+    )
+
+
+def test_what_serves_is_shown_and_ended(main: Main, store: Store) -> None:
+    shown = main.call("deploy", "status", "--site", "lab", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert [row["healthy"] for row in json.loads(shown.stdout) if row["name"] == main.name] == [True]
+    stopped = main.call("deploy", "stop", main.name, "--site", "lab")
+    assert stopped.returncode == 0, stopped.stderr
+    left = json.loads(kubectl(GPU, "-n", launching.TEAM, "get", "deployments,services", "-o", "json"))["items"]
+    assert not [thing for thing in left if main.name in thing["metadata"]["name"]]
