@@ -74,6 +74,7 @@ else
 	python -m tests.lab up
 	pytest -m lab tests/lab
 	. "$$(python -m tests.lab env)" && pytest tests/engine/test_conformance.py tests/engine/test_argo_cluster.py -k argo
+	. "$$(python -m tests.lab env)" && pytest tests/lab/test_e2e.py tests/lab/test_launcher.py
 	pytest -m lab_down tests/lab
 endif
 
