@@ -53,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     from pipelines.build import pipeline
-    from pipelines.gpu_queue import queue_lines
     from pipelines.names import check_run_id, new_run_id
     from pipelines.plan import check_machine, make_plan
     from pipelines.settings.load import load, open_site_store, store_uri
@@ -83,6 +82,8 @@ def _train(args: argparse.Namespace) -> int:
     store = open_site_store(site.value) if contacted else None
     plan = make_plan(pipe, model.value, run_id, store, uri)
     if not args.dry_run and not plan.hits("train"):
+        from pipelines.gpu_queue import queue_lines
+
         plan = plan.with_lines(queue_lines(model.value.scale.nodes, site.value))
     if not args.json or args.dry_run:
         tell("\n".join(plan.lines()), sys.stderr)

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,11 +26,17 @@ def of_files(name: str, files: Mapping[str, Path], entrypoint: list[str]) -> Pat
     if archive.exists() and archive.stat().st_mtime > newest:
         return archive
     archive.parent.mkdir(parents=True, exist_ok=True)
-    layer = archive.with_suffix(".layer")
+    with tempfile.TemporaryDirectory(dir=archive.parent) as folder:  # both clusters may want it at once
+        _make(Path(folder), archive, name, files, entrypoint)
+    return archive
+
+
+def _make(folder: Path, archive: Path, name: str, files: Mapping[str, Path], entrypoint: list[str]) -> None:
+    layer = folder / "layer.tar"
     with tarfile.open(layer, "w") as tar:
-        for folder in _FOLDERS:
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+        for part in _FOLDERS:
+            entry = tarfile.TarInfo(part)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if part == "tmp" else 0o755
             tar.addfile(entry)
         for path, file in files.items():
             entry = tar.gettarinfo(file, path.lstrip("/"))
@@ -37,8 +44,6 @@ def of_files(name: str, files: Mapping[str, Path], entrypoint: list[str]) -> Pat
             with file.open("rb") as content:
                 tar.addfile(entry, content)
     _archive(archive, f"{REGISTRY}/{name}", layer, entrypoint)
-    layer.unlink()
-    return archive
 
 
 def _archive(archive: Path, name: str, layer: Path, entrypoint: list[str]) -> None:
@@ -54,7 +59,7 @@ def _archive(archive: Path, name: str, layer: Path, entrypoint: list[str]) -> No
     described = json.dumps(config).encode()
     config_name = hashlib.sha256(described).hexdigest() + ".json"
     manifest = [{"Config": config_name, "RepoTags": [name], "Layers": [f"{digest}/layer.tar"]}]
-    new = archive.with_suffix(".new")
+    new = layer.with_name("image.tar")
     with tarfile.open(new, "w") as tar:
         for path, data in {config_name: described, "manifest.json": json.dumps(manifest).encode()}.items():
             entry = tarfile.TarInfo(path)
