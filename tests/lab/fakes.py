@@ -15,6 +15,8 @@ NUM_NODES, NUM_GPUS = 12, 8
 COMPLETE = "tripod.dev/fake-complete"
 """Annotation of a pod that is to end at once. Without it a pod runs until it is deleted, as a long training job does:
 KWOK's own stage would end every Job's pod at once, and Kueue would report node failures."""
+NOT_READY = "tripod.dev/fake-not-ready"
+"""Annotation of a node that KWOK is not to make ready again."""
 _SELECTOR = "kwok.x-k8s.io/node=fake"
 
 
@@ -29,6 +31,9 @@ def up() -> None:
     for stage in stages:
         if stage["metadata"]["name"] == "pod-complete":
             stage["spec"]["selector"]["matchAnnotations"] = {COMPLETE: "true"}
+        if stage["metadata"]["name"] == "node-initialize":
+            kept_out = {"key": f'.metadata.annotations["{NOT_READY}"]', "operator": "DoesNotExist"}
+            stage["spec"]["selector"]["matchExpressions"].append(kept_out)
     (GPU.folder / "stages.yaml").write_text(yaml.safe_dump_all(stages))
     start(
         GPU.folder,

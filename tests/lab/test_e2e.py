@@ -119,7 +119,8 @@ def test_the_same_command_again_takes_all_from_records_and_adopts_the_server(mai
     done = main.train(run_id)
     assert done.returncode == 0, done.stderr[-4000:]
     ended = nodes(store, run_id)
-    assert {ended[name]["cache"].partition(":")[0] for name in STEPS if name not in ("deploy", "tokenize")} == {"hit"}
+    live = ("register", "deploy", "tokenize")  # the last fans out, and its items say so
+    assert {ended[name]["cache"].partition(":")[0] for name in STEPS if name not in live} == {"hit"}
     assert json.loads(ended["deploy"]["outputs"]["adopted"]) is True
     assert (
         kubectl(COMPUTE, "-n", launching.TEAM, "get", "workflow", run_id, "-o", "jsonpath={.status.phase}")

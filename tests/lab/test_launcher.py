@@ -22,12 +22,13 @@ from steps.lib.kube.kinds import TRAINJOB
 from steps.lib.store import Store, open_store
 from steps.lib.trainjob import launcher
 from steps.lib.trainjob.build import train_spec
-from steps.lib.trainjob.cancel import ask_cancel, left_over
+from steps.lib.trainjob.cancel import ask_cancel, left_over, withdraw_cancel
 from steps.lib.trainjob.place import read_place
 from steps.lib.trainjob.training import Patience, Training
 from steps.train import Params
 from tests.lab import images, launching, step_images
 from tests.lab.cluster import kubectl
+from tests.lab.fakes import NOT_READY
 from tests.lab.places import GPU, S3_ENDPOINT
 from tests.lab.status import is_up
 from tests.lab.storage import identity
@@ -252,11 +253,7 @@ def test_eighty_gpus_are_placed_one_pod_a_node_and_stay(make: Callable[..., Trai
     training = make(said=said, queue="train", nodes=10, nproc=8)
     running = threading.Thread(target=cancelled, args=(training,))
     running.start()
-    deadline = time.monotonic() + 120
-    while not any(line.startswith("gpu: ranks") for line in said):
-        assert running.is_alive(), said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.5)
+    wait_until(lambda: any(line.startswith("gpu: ranks") for line in said), running, said)
     before = len(said)
     time.sleep(20)  # Kueue once evicted what ran, seconds after it ran
     assert said[before:] == []
@@ -273,6 +270,63 @@ def cancelled(training: Training) -> None:
     """Launch; the end is a cancel."""
     with pytest.raises(CancelledError):
         launcher.run(training)
+
+
+@pytest.fixture
+def two_out() -> Iterator[None]:
+    """Quota for all 96 GPUs, but b300-3 is not ready, and b300-7 has a taint of an operator's."""
+    set_quota(64)
+    kubectl(GPU, "taint", "node", "b300-7", "repair=yes:NoSchedule")
+    kubectl(GPU, "annotate", "node", "b300-3", f"{NOT_READY}=true")
+    ready = [{"type": "Ready", "status": "False", "reason": "Test", "message": "set by a test"}]
+    patch = json.dumps({"status": {"conditions": ready}})
+    kubectl(GPU, "patch", "node", "b300-3", "--subresource=status", "--type=strategic", "-p", patch)
+    yield
+    kubectl(GPU, "annotate", "node", "b300-3", f"{NOT_READY}-")
+    kubectl(GPU, "wait", "node", "b300-3", "--for=condition=Ready", "--timeout=60s")
+    kubectl(GPU, "taint", "node", "b300-7", "repair-")
+    set_quota(48)
+
+
+def set_quota(gpus: int) -> None:
+    """Of team-a's queue; team-b's has 32."""
+    path = "/spec/resourceGroups/0/flavors/0/resources/0/nominalQuota"
+    patch = json.dumps([{"op": "replace", "path": path, "value": gpus}])
+    kubectl(GPU, "patch", "clusterqueue", launching.TEAM, "--type=json", "-p", patch)
+
+
+def test_with_two_servers_out_eighty_gpus_are_placed_and_ninety_six_wait(
+    make: Callable[..., Training], two_out: None
+) -> None:
+    said: list[str] = []
+    training = make(said=said, queue="train", nodes=12, nproc=8)
+    running = threading.Thread(target=cancelled, args=(training,))
+    running.start()
+    out = "servers that are out: b300-3 is not ready, b300-7 is tainted repair"
+    wait_until(lambda: any(out in line for line in said), running, said)
+    ask_cancel(training.store, "placed")
+    running.join(60)
+    withdraw_cancel(training.store, "placed")
+    said.clear()
+    training = make(said=said, queue="train", nodes=10, nproc=8)
+    running = threading.Thread(target=cancelled, args=(training,))
+    running.start()
+    wait_until(lambda: any(line.startswith("gpu: ranks") for line in said), running, said)
+    (ranks,) = [line for line in said if line.startswith("gpu: ranks")]
+    used = {part.split(" on ")[1] for part in ranks.split(", ")}
+    assert len(used) == 10
+    assert not {"b300-3", "b300-7"} & used
+    ask_cancel(training.store, "placed")
+    running.join(60)
+
+
+def wait_until(condition: Callable[[], bool], running: threading.Thread, said: list[str]) -> None:
+    """Until the condition holds; the launcher must still run."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert running.is_alive(), said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.5)
 
 
 def test_a_job_larger_than_the_site_is_refused(make: Callable[..., Training]) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from steps.lib.kube import Object
 from steps.lib.trainjob.state import Phase, Seen, State, evictions, position, state_of
 from tests.trainjob import shapes
 from tests.trainjob.shapes import (
@@ -78,6 +79,23 @@ def test_queued_with_position_and_kueues_message() -> None:
     assert got.phase is Phase.QUEUED
     assert got.why.startswith("3 of 4 in train: couldn't assign flavors")
     assert position(mine, []) == (1, 1)
+
+
+def node(name: str, *, ready: bool = True, cordoned: bool = False, taint: str = "") -> Object:
+    side = {"key": "tripod.dev/side", "value": "training", "effect": "NoSchedule"}
+    taints = [side, {"key": taint, "effect": "NoSchedule"}] if taint else [side]
+    return {
+        "metadata": {"name": name},
+        "spec": {"taints": taints, "unschedulable": cordoned},
+        "status": {"conditions": [condition("Ready", ready)]},
+    }
+
+
+def test_queued_while_servers_are_out_names_them() -> None:
+    servers = [node("s3", taint="repair"), node("s1"), node("s2", ready=False), node("s4", cordoned=True)]
+    got = state(workload=workload(PENDING), nodes=servers)
+    assert got.why.endswith("; servers that are out: s2 is not ready, s3 is tainted repair, s4 is cordoned")
+    assert "out" not in state(workload=workload(PENDING), nodes=servers[1:2]).why.partition("; servers")[2]
 
 
 def test_queued_again_after_eviction() -> None:

@@ -7,14 +7,14 @@ from contextlib import suppress
 from steps.lib import checkpoint
 from steps.lib.errors import CancelledError, Exit, TemporaryError
 from steps.lib.kube import Object
-from steps.lib.kube.kinds import CLUSTER_QUEUE, JOB, JOBSET, LOCAL_QUEUE, TRAINJOB, WORKLOAD
+from steps.lib.kube.kinds import CLUSTER_QUEUE, JOB, JOBSET, LOCAL_QUEUE, NODE, TRAINJOB, WORKLOAD
 from steps.lib.trainjob import attempts, preflight
 from steps.lib.trainjob.attempts import Attempt
 from steps.lib.trainjob.build import QUEUE
 from steps.lib.trainjob.cancel import cancel_train, is_cancelled, pods_of, stop, workload_of
 from steps.lib.trainjob.logs import PodLogs
 from steps.lib.trainjob.objects import living
-from steps.lib.trainjob.state import Phase, Seen, State, evictions, state_of
+from steps.lib.trainjob.state import SIDE, Phase, Seen, State, evictions, state_of
 from steps.lib.trainjob.training import Training
 
 
@@ -50,6 +50,7 @@ def _with_queue(training: Training, seen: Seen, namespace: str, name: str) -> Se
         local_queue=local,
         cluster_queue=shared,
         neighbours=cluster.list(WORKLOAD, namespace),
+        nodes=preflight.readable(lambda: cluster.list(NODE, "", labels={SIDE: "training"})) or (),
     )
 
 

@@ -30,6 +30,8 @@ from steps.lib.trainjob.objects import (
     trouble,
 )
 
+SIDE = "tripod.dev/side"
+"""Label, and key of the taint, of servers: training or inference."""
 MAX_EVICTIONS = 5
 """So many without a new checkpoint between them are no progress."""
 _START_S = 180.0
@@ -70,6 +72,8 @@ class Seen:
     """None: may not be read."""
     neighbours: Sequence[Object] = ()
     """All Workloads of the namespace: the queue."""
+    nodes: Sequence[Object] = ()
+    """Of the training side; none when they may not be read."""
     idle_evictions: int = 0
     """Evictions since the last new checkpoint."""
     now: float
@@ -284,7 +288,23 @@ def _waiting(seen: Seen, work: Object) -> State:
     again = condition(work, "Evicted")
     after = f" after eviction ({again['reason']})" if again and evictions(work) else ""
     place, of = position(work, seen.neighbours)
-    return State(phase=Phase.QUEUED, why=f"{place} of {of} in {queue}{after}: {told}")
+    return State(phase=Phase.QUEUED, why=f"{place} of {of} in {queue}{after}: {told}{_out(seen.nodes)}")
+
+
+def _out(nodes: Sequence[Object]) -> str:
+    """Which servers of the training side take no pods: Kueue only counts what is left."""
+    why = {node["metadata"]["name"]: _why_out(node) for node in nodes}
+    out = [f"{name} {reason}" for name, reason in sorted(why.items()) if reason]
+    return f"; servers that are out: {', '.join(out)}" if out else ""
+
+
+def _why_out(node: Object) -> str:
+    if not is_true(node, "Ready"):
+        return "is not ready"
+    if node["spec"].get("unschedulable"):
+        return "is cordoned"
+    taints = [t for t in node["spec"].get("taints") or [] if t["key"] != SIDE and t["effect"] != "PreferNoSchedule"]
+    return f"is tainted {taints[0]['key']}" if taints else ""
 
 
 def _closed(seen: Seen, queue: str) -> str:
