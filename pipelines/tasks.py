@@ -6,7 +6,7 @@ diagram (`a >> b`); `Pipeline.inferred` and `Pipeline.drawn` let a test hold the
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field as dataclass_field
 from types import GenericAlias, ModuleType, TracebackType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints, overload
@@ -163,7 +163,7 @@ class Pipeline:
         _check_inputs(name, module.Params, given, fan_out)
         arguments = {field: _argument(name, field, value, fan_out) for field, value in given.items()}
         needs = {value.task.name: value.task for value in given.values() if isinstance(value, Ref)}
-        template = self._container("step", step_name, module.step, module.Result, list(given))
+        template = self._container("step", step_name, module, list(given))
         with self._dag:
             hera = HeraTask(
                 name=name,
@@ -182,34 +182,46 @@ class Pipeline:
         _check_inputs(step_name, module.Params, inputs, "")
         arguments = {field: _argument(step_name, field, value, "") for field, value in inputs.items()}
         with self.workflow:
-            template = self._container("exit", step_name, module.step, module.Result, [])
+            template = self._container("exit", step_name, module, [])
         template.args = [f"--{field}={text}" for field, text in arguments.items()]
         self.workflow.on_exit = template
 
-    def _container(
-        self, use: str, step_name: str, step: Step, result: type[BaseModel], fields: Sequence[str]
-    ) -> Container:
-        template = Container(
-            name=f"{use}-{step_name.replace('_', '-')}",
-            image=self.site.image(step.image),
-            command=["python", "-m", "steps", step_name],
-            args=[f"--{field}={{{{inputs.parameters.{field}}}}}" for field in fields],
-            inputs=[Parameter(name=field) for field in fields],
-            outputs=[
-                Parameter(name=field, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{field}"))
-                for field in result.model_fields
-            ]
-            + [Parameter(name=CACHE_FILE, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{CACHE_FILE}", default=""))],
-            env=[Env(name=name, value=value) for name, value in self._step_env().items()],
-            retry_strategy=RetryStrategy.model_validate(retry_strategy(self.site.run.retries, self.site.run.backoff_s)),
-            active_deadline_seconds=int(step.timeout.total_seconds()),
-        )
-        if self.site.engine == "argo":
-            pods.equip(template, step, self.site)
-        return template
+    def _container(self, use: str, step_name: str, module: ModuleType, fields: Sequence[str]) -> Container:
+        name = f"{use}-{step_name.replace('_', '-')}"
+        inputs = [Parameter(name=field) for field in fields]
+        return step_container(name, step_name, module, inputs, self.env, self.site)
 
-    def _step_env(self) -> dict[str, str]:
-        return {**self.env, "TRIPOD_RUN_ID": "{{workflow.name}}", "TRIPOD_OUTPUTS": OUTPUTS_FOLDER}
+
+def step_container(
+    name: str, step_name: str, module: ModuleType, inputs: list[Parameter], env: Mapping[str, str], site: Site
+) -> Container:
+    """The template of a step, wherever it is used: in a pipeline, or published.
+
+    Args:
+        name: of the template.
+        inputs: its parameters, named like Params fields.
+        env: the site's (Site.step_env).
+    """
+    step: Step = module.step
+    own = {"TRIPOD_RUN_ID": "{{workflow.name}}", "TRIPOD_OUTPUTS": OUTPUTS_FOLDER}
+    template = Container(
+        name=name,
+        image=site.image(step.image),
+        command=["python", "-m", "steps", step_name],
+        args=[f"--{field.name}={{{{inputs.parameters.{field.name}}}}}" for field in inputs],
+        inputs=inputs,
+        outputs=[
+            Parameter(name=field, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{field}"))
+            for field in module.Result.model_fields
+        ]
+        + [Parameter(name=CACHE_FILE, value_from=ValueFrom(path=f"{OUTPUTS_FOLDER}/{CACHE_FILE}", default=""))],
+        env=[Env(name=name, value=value) for name, value in {**env, **own}.items()],
+        retry_strategy=RetryStrategy.model_validate(retry_strategy(site.run.retries, site.run.backoff_s)),
+        active_deadline_seconds=int(step.timeout.total_seconds()),
+    )
+    if site.engine == "argo":
+        pods.equip(template, step, site)
+    return template
 
 
 def _on_cluster(site: Site) -> dict[str, Any]:
@@ -250,6 +262,15 @@ def _argument(name: str, field: str, value: Any, fan_out: str) -> str:
         return "{{item}}"
     if isinstance(value, Ref):
         return value.template
+    return literal(name, field, value)
+
+
+def literal(name: str, field: str, value: Any) -> str:
+    """A value as the text that an engine carries.
+
+    Raises:
+        UserError: Argo cannot carry it.
+    """
     if isinstance(value, EngineValue):
         return str(value)
     if isinstance(value, str):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -17,8 +18,11 @@ from steps.lib.kube import Object, open_cluster
 from steps.lib.store import Store, open_store
 from tests.lab import launching
 from tests.lab.cluster import kubectl
+from tests.lab.conftest import until
 from tests.lab.places import COMPUTE, GPU
+from tests.lab.processes import CommandError
 from tests.lab.storage import identity
+from tests.pipelines.other_team import hera_dag, plain_dag
 
 pytestmark = pytest.mark.skipif("TRIPOD_GPU_KUBECONFIG" not in os.environ, reason="no lab: see make lab-up")
 STEPS = [
@@ -126,6 +130,53 @@ def test_the_same_command_again_takes_all_from_records_and_adopts_the_server(mai
         kubectl(COMPUTE, "-n", launching.TEAM, "get", "workflow", run_id, "-o", "jsonpath={.status.phase}")
         == "Succeeded"
     )
+
+
+def test_a_tick_of_the_clock_with_no_new_data_trains_nothing(main: Main, store: Store) -> None:
+    words = ["--model", "tiny", "--site", "lab", *(word for value in [*main.sets, *SMALL] for word in ("--set", value))]
+    done = main.call("retrain", "install", *words, "--schedule", "* * * * *", "--zone", "Europe/Berlin")
+    assert done.returncode == 0, done.stderr
+    try:
+        until(ticks, "the clock starts a workflow", 130)
+        assert main.call("retrain", "suspend", *words).returncode == 0
+        until(lambda: ticks()[-1].get("status", {}).get("finishedAt"), "it ends", 300)
+    finally:
+        assert main.call("retrain", "remove", *words).returncode == 0
+    tick = ticks()[-1]
+    assert tick["status"]["phase"] == "Succeeded", tick["status"].get("message")
+    [train] = [n for n in tick["status"]["nodes"].values() if n.get("displayName") == "train(0)"]
+    told = {p["name"]: p.get("value") for p in train["outputs"]["parameters"]}
+    assert told["_cache"].startswith("hit: recorded by")
+    kubectl(COMPUTE, "-n", launching.TEAM, "delete", "workflow", tick["metadata"]["name"])
+
+
+def ticks() -> list[dict[str, Any]]:
+    """Workflows that the schedule has started, the newest last."""
+    labels = "workflows.argoproj.io/cron-workflow=retrain-tiny"
+    found: list[dict[str, Any]] = json.loads(
+        kubectl(COMPUTE, "-n", launching.TEAM, "get", "workflows", "-l", labels, "-o", "json")
+    )["items"]
+    return sorted(found, key=lambda workflow: workflow["metadata"]["creationTimestamp"])
+
+
+def test_published_steps_run_in_another_dag_and_cannot_be_changed(main: Main, store: Store) -> None:
+    done = main.call("publish", "--site", "lab", "--set", f"store.uri={main.uri}")
+    assert done.returncode == 0, done.stderr
+    names = {m[2]: m[1] for m in re.finditer(r"name: (\S+), template: ([\w-]+)}", done.stdout)}
+    team = ["-n", launching.TEAM]
+    for text in (plain_dag(names), hera_dag(names)):
+        made = kubectl(COMPUTE, *team, "create", "-f", "-", "-o", "name", stdin=text).strip()
+
+        def ended(made: str = made) -> str:
+            return kubectl(COMPUTE, *team, "get", made, "-o", "jsonpath={.status.phase} {.status.finishedAt}")
+
+        until(lambda: ended().partition(" ")[2], f"{made} ends", 240)
+        assert ended().startswith("Succeeded"), kubectl(COMPUTE, *team, "get", made, "-o", "jsonpath={.status.message}")
+        kubectl(COMPUTE, *team, "delete", made)
+    patch = json.dumps([{"op": "replace", "path": "/spec/templates/0/container/image", "value": "x"}])
+    with pytest.raises(CommandError, match="a published version never changes its meaning"):
+        kubectl(COMPUTE, *team, "patch", "workflowtemplate", names["ingest"], "--type=json", "-p", patch)
+    kubectl(COMPUTE, *team, "delete", "workflowtemplate", "-l", "tripod/step")
 
 
 def test_what_serves_is_shown_and_ended(main: Main, store: Store) -> None:

@@ -11,13 +11,16 @@ import pytest
 import yaml
 
 from pipelines.build import build
-from pipelines.settings.load import load
+from pipelines.published import published
+from pipelines.schedule import cron_workflow
+from pipelines.settings.load import load, load_site
+from tests.pipelines.other_team import hera_dag, plain_dag
 
 TOOLS = Path(os.environ.get("TRIPOD_TOOLS") or Path.home() / ".cache" / "tripod" / "bin")
 ARGO = shutil.which("argo", path=f"{TOOLS}{os.pathsep}{os.environ['PATH']}")
-CRD = TOOLS / "crds" / "argoproj.io_workflows.yaml"
+CRDS = TOOLS / "crds"
 
-pytestmark = pytest.mark.skipif(not (ARGO and CRD.exists()), reason="needs argo and its CRDs: make tools")
+pytestmark = pytest.mark.skipif(not (ARGO and CRDS.exists()), reason="needs argo and its CRDs: make tools")
 
 
 @pytest.fixture(params=[("tiny", "local"), ("llama3-8b", "prod")], ids=lambda p: "-".join(p))
@@ -62,9 +65,40 @@ def _lint(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([ARGO, "lint", "--offline", str(path)], capture_output=True, text=True, check=False)
 
 
+def published_steps() -> list[dict]:
+    digest = f"@sha256:{'0' * 64}"
+    images = [f"images.{name}=registry.internal/{name}{digest}" for name in ("data", "train", "serve")]
+    return published(load_site("prod", images).value, tree="0" * 64)
+
+
+def test_published_steps_are_templates_that_others_use_from_plain_yaml_and_from_hera(tmp_path):
+    templates = published_steps()
+    names = {t["metadata"]["labels"]["tripod/step"]: t["metadata"]["name"] for t in templates}
+    for template in templates:
+        _validator("workflowtemplates").validate(template)
+        (tmp_path / f"{template['metadata']['name']}.yaml").write_text(yaml.safe_dump(template))
+    (tmp_path / "plain.yaml").write_text(plain_dag(names))
+    (tmp_path / "hera.yaml").write_text(hera_dag(names))
+    done = _lint(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "plain.yaml").write_text(plain_dag(names).replace("name: source", "name: sauce"))
+    done = _lint(tmp_path)
+    assert done.returncode != 0
+    assert "source" in done.stdout + done.stderr
+
+
+def test_a_schedule_is_a_cron_workflow(tmp_path):
+    model, site = load("tiny", "prod")
+    made = cron_workflow(model, site, schedule="30 2 * * mon-fri", zone="Europe/Berlin", tree="0" * 64)
+    _validator("cronworkflows").validate(made)
+    (tmp_path / "cron.yaml").write_text(yaml.safe_dump(made))
+    done = _lint(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @cache
-def _validator() -> jsonschema.Draft202012Validator:
-    crd = yaml.load(CRD.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+def _validator(plural: str = "workflows") -> jsonschema.Draft202012Validator:
+    crd = yaml.load((CRDS / f"argoproj.io_{plural}.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return jsonschema.Draft202012Validator(_strict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
 
 
