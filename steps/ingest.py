@@ -35,7 +35,7 @@ class Params(BaseParams):
 
     source: str
     """`python:stdlib`, /folder, file:///folder, s3://bucket/prefix, or a key below raw/ in the store."""
-    include: tuple[str, ...] = ("*",)
+    include: tuple[str, ...] = Field(("*",), min_length=1)
     """Shell patterns; a file whose path or name matches one is read."""
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
     """auto goes by the file name, less .gz or .zst."""
