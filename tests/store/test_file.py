@@ -146,13 +146,6 @@ def test_what_the_system_refuses_obstore_names_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.glob("a/.*")) == []
 
 
-@pytest.mark.parametrize("below", ["", "/deep/er"])
-def test_a_file_where_the_folder_should_be_is_named(below: str, tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("no folder")
-    with pytest.raises(UserError, match=f"{tmp_path}/store is no folder; set \\$TRIPOD_STORE"):
-        open_store(f"file://{tmp_path}/store{below}")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="uses /dev/full")
 def test_a_full_disk_names_the_file(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = os.open

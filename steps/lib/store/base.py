@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steps.lib.errors import TripodError, UserError
+from steps.lib.errors import Exit, TripodError, UserError
 
 Bytes = bytes | bytearray | memoryview
 _SEGMENT = re.compile(r"[A-Za-z0-9_=][A-Za-z0-9._=-]{0,199}")
@@ -23,7 +23,9 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
 class NotFoundError(TripodError):
-    """The key holds no object."""
+    """The key holds no object. Where nobody expects that, somebody took it away: no bug of ours."""
+
+    code = Exit.USER
 
 
 class ConflictError(TripodError):
@@ -150,7 +152,7 @@ class Store(ABC):
 
         Raises:
             NotFoundError: no such object.
-            TripodError: the range lies outside the object.
+            UserError: the range lies outside the object.
         """
 
     @abstractmethod

@@ -254,7 +254,7 @@ class FileStore(Store):
         if "is directory" in text:
             return NotFoundError(f"{operation} {key}: no such object in {self.uri}")
         if "InvalidRange" in text:
-            return TripodError(f"{operation} {key}: the range lies outside the object")
+            return UserError(f"{operation} {key}: the range lies outside the object")
         return TripodError(f"{operation} {key}: {text.splitlines()[0]}")
 
 

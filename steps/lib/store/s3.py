@@ -11,7 +11,6 @@ ignores conditions would let every writer win.
 import logging
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
