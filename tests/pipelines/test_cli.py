@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -76,3 +77,13 @@ def test_detach_is_refused_where_the_run_would_end_with_the_command(place, capsy
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("error: --detach: site local runs on this machine")
     assert not (place / "store" / "runs").exists()
+
+
+def test_a_current_folder_that_was_removed_is_named(place, monkeypatch, capsys):
+    gone = place / "gone"
+    gone.mkdir()
+    monkeypatch.setenv("TRIPOD_CONFIG", str(Path("config").absolute()))
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert train.main(["--model", "starter", "--set", f"data.source={place}/text"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: the current folder was removed; cd to one that")

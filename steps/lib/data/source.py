@@ -82,7 +82,7 @@ class FolderSource:
         if root.is_file():
             return [_local_file(self.root, root.name, os.stat(self.root))]
         if not root.is_dir():
-            raise UserError(f"source {self.root}: no such folder")
+            raise UserError(f"source {self.root}: no such folder; set data.source to where the text is")
         files = [_local_file(path, path[len(self.root) :].lstrip("/"), _status(path)) for path in self._walk(self.root)]
         return sorted(files, key=lambda f: f.name)
 
