@@ -147,6 +147,7 @@ def memory_lines(recipe: Recipe, site: Site) -> list[str]:
             need = estimate(recipe.model, recipe.train, ranks)
         except UserError as e:
             raise UserError(f"scale.nodes {nodes}: {e}") from e
+        check_memory_here(site, need.total_gib * site.gang.processes_per_node)
         if site.gang.device_memory_gib:
             lines.append(f"memory {need.total_gib:.1f} of {site.gang.device_memory_gib:.1f} GiB a device on {ranks}")
             if need.total_gib > site.gang.device_memory_gib:
@@ -155,6 +156,22 @@ def memory_lines(recipe: Recipe, site: Site) -> list[str]:
                     "more nodes, a smaller train.micro_batch or train.activation_checkpointing=full need less"
                 )
     return lines
+
+
+def check_memory_here(site: Site, need_gib: float) -> None:
+    """A training on this machine's processors fits its memory: the system would kill it, or swap for days.
+
+    Raises:
+        UserError: it does not.
+    """
+    if site.gang.target != "process" or site.gang.device != "cpu" or site.engine != "local":
+        return
+    there_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    if need_gib > there_gib:
+        raise UserError(
+            f"model and train: need {need_gib:.3g} GiB, this machine has {there_gib:.1f}; "
+            "a smaller model or train.micro_batch needs less"
+        )
 
 
 class _Looker:

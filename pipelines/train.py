@@ -61,6 +61,7 @@ def _train(args: argparse.Namespace) -> int:
     from steps.lib.digest import sha256_hex
     from steps.lib.errors import Exit, UserError
     from steps.lib.folder import put_blob
+    from steps.lib.store import check_bucket
 
     model, site = load(args.model, args.site, args.set)
     run_id = check_run_id(args.run_id) if args.run_id else new_run_id(model.name)
@@ -78,8 +79,11 @@ def _train(args: argparse.Namespace) -> int:
         raise UserError(
             f"site {site.name}: store.uri is {uri}, allowed with engine argo is s3://bucket/prefix: pods share no disk"
         )
-    contacted = not args.dry_run or uri.startswith("file://")
-    store = open_site_store(site.value) if contacted else None
+    store = None
+    if args.dry_run and uri.startswith("s3://"):
+        check_bucket(uri)
+    else:
+        store = open_site_store(site.value)
     plan = make_plan(pipe, model.value, run_id, store, uri)
     if not args.dry_run and not plan.hits("train"):
         from pipelines.gpu_queue import queue_lines

@@ -34,8 +34,8 @@ class Params(BaseParams):
     """What to read and what to keep."""
 
     source: str
-    """`python:stdlib`, /folder, file:///folder, s3://bucket/prefix, or a key below raw/ in the store."""
-    include: tuple[str, ...] = ("*",)
+    """`python:stdlib`, /folder, file:///folder, s3://bucket/prefix, or a key below raw/ in the store. Links are followed."""
+    include: tuple[str, ...] = Field(("*",), min_length=1)
     """Shell patterns; a file whose path or name matches one is read."""
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
     """auto goes by the file name, less .gz or .zst."""
@@ -117,6 +117,11 @@ def _files(params: Params, ctx: Context) -> "tuple[Source, list[SourceFile]]":
     source = resolve(params.source, ctx.store)
     there = source.files()
     files = matching(there, params.include)
+    if odd := [file.path for file in files if not file.tag]:
+        raise UserError(
+            f"source {params.source}: {odd[0]} is no file and leads to none; remove it, or set data.include to leave it out"
+            + (f" (and {len(odd) - 1} more)" if len(odd) > 1 else "")
+        )
     if not files:
         raise UserError(
             f"source {params.source}: none of its {len(there)} files matches include {list(params.include)}; "

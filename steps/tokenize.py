@@ -44,12 +44,12 @@ def run(params: Params, ctx: Context) -> Result:
     from steps.lib.data.docs import file_of, read_texts
     from steps.lib.data.encode import open_encoder, sample_of
     from steps.lib.data.tokens import ShardWriter, dtype_of, end_documents
-    from steps.lib.folder import Manifest, load, publish
+    from steps.lib.folder import Manifest, load, publish, read
 
     file = file_of(load(ctx.store, params.docs, kind="docs"), params.docs, params.partition)
     tokenizer_folder = load(ctx.store, params.tokenizer, kind="tokenizer")
     tokenizer = tokenizer_folder.meta
-    tokenizer_json = ctx.store.get(file_of(tokenizer_folder, params.tokenizer, "tokenizer.json").key).decode()
+    tokenizer_json = read(ctx.store, file_of(tokenizer_folder, params.tokenizer, "tokenizer.json")).decode()
     dtype = dtype_of(tokenizer["vocab_size"])
     writer = ShardWriter(ctx.store, ctx.scratch, file.meta["split"], dtype, params.shard_mib << 20)
     encoder = None

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).resolve().parent
 T = TypeVar("T", Recipe, Site)
 _MAX_NAME_BYTES = 200
+_NOT_TOML = {"tuple_type": "Input should be a list", "model_type": "Input should be a section"}
+"""What pydantic says in words of Python, by its error type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +197,10 @@ def _explain(path: Path, settings_type: type[BaseModel], error: ValidationError,
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         return f"{where}: {dotted}: missing; it must be set"
-    if problem["type"] == "value_error":
-        return f"{where}: {message}"
+    if problem["type"] == "value_error":  # of several values, so that no path says which of them --set gave
+        sets = f", with --set {', '.join(overrides)}" if overrides else ""
+        return f"{path}{sets}: {'.'.join(parts)}{': ' if parts else ''}{message}"
+    message = _NOT_TOML.get(problem["type"], message)
     return f"{where}: {dotted}: got {problem['input']!r}; {message[0].lower()}{message[1:]}"
 
 

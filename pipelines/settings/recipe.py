@@ -88,6 +88,7 @@ class Recipe(Settings):
         _at_most(
             "train.min_learning_rate", self.train.min_learning_rate, "train.learning_rate", self.train.learning_rate
         )
+        _at_most("train.warmup_steps", self.train.warmup_steps, "train.steps", self.train.steps)
         if not self.data.holdout_fraction:
             raise ValueError("data.holdout_fraction is 0, allowed is more: the model is judged on held-out documents")
         if self.train.global_batch % self.train.micro_batch:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from steps.contract import BlobRef, Context, Params as BaseParams, Result as BaseResult, Step
 
@@ -42,6 +42,16 @@ class Gate(BaseModel):
     min_passing: int = Field(0, ge=0)
     """So many completions must pass."""
     max_new_tokens: int = Field(48, ge=1)
+
+    @model_validator(mode="after")
+    def _can_pass(self) -> "Gate":
+        most = len(self.prompts) if self.expect_any else 0
+        if self.min_passing > most:
+            raise ValueError(
+                f"min_passing is {self.min_passing}, allowed is at most {most}: there are {len(self.prompts)} prompts "
+                f"and {len(self.expect_any)} words in expect_any"
+            )
+        return self
 
 
 class Params(BaseParams):

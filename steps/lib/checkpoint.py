@@ -94,7 +94,7 @@ def read_meta(store: Store, prefix: str) -> CheckpointMeta:
     try:
         return CheckpointMeta.model_validate(folder.load(store, prefix, KIND).meta)
     except ValidationError as e:
-        raise UserError(f"{prefix}/{folder.MANIFEST}: unreadable, {e.errors()[0]['msg']}") from e
+        raise UserError(f"{prefix}/{folder.MANIFEST}: unreadable, {e.errors()[0]['msg']}; {folder.AGAIN}") from e
 
 
 def read_index(store: Store, prefix: str) -> Index:
@@ -108,7 +108,7 @@ def read_index(store: Store, prefix: str) -> Index:
     except NotFoundError as e:
         raise UserError(f"{prefix}/{INDEX} is missing") from e
     except ValidationError as e:
-        raise UserError(f"{prefix}/{INDEX}: unreadable, {e.errors()[0]['msg']}") from e
+        raise UserError(f"{prefix}/{INDEX}: unreadable, {e.errors()[0]['msg']}; {folder.AGAIN}") from e
 
 
 def load_model_state(store: Store, prefix: str) -> "dict[str, torch.Tensor]":

@@ -17,6 +17,7 @@ all read this table:
 """
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -104,9 +105,19 @@ OS_ERRORS = {
 def describe_os_error(error: OSError) -> tuple[str, int]:
     """One line and the exit code for what the operating system refused."""
     where = error.filename or "this machine"
+    if error.errno == errno.ENOENT and not error.filename and _current_folder_is_gone():
+        return "the current folder was removed; cd to one that is there and run the same command again", Exit.USER
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{where}: no space left; free some, then run the same command again", Exit.TEMPORARY
     return f"{where}: {error.strerror}", Exit.USER
+
+
+def _current_folder_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 @contextmanager

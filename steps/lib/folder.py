@@ -8,7 +8,8 @@ blobs/sha256/, so that publishing moves no bytes. Nothing under a published pref
 two that publish different content at once each writes below its own digest, and one manifest wins.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from steps.lib.store import Bytes, ConflictError, NotFoundError, Store
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
+AGAIN = "remove that object, then run again what made it"
+"""The way out of damage, for messages."""
 _READ_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
 
@@ -133,7 +136,7 @@ def load(store: Store, prefix: str, kind: str | None = None) -> Manifest:
     except NotFoundError as e:
         raise UserError(f"{prefix}: no such {kind or 'folder'} in {store.uri}") from e
     except ValidationError as e:
-        raise UserError(f"{prefix}/{MANIFEST}: unreadable, {e.errors()[0]['msg']}") from e
+        raise UserError(f"{prefix}/{MANIFEST}: unreadable, {e.errors()[0]['msg']}; {AGAIN}") from e
     if kind and manifest.kind != kind:
         raise UserError(f"{prefix}: is a {manifest.kind}, expected a {kind}")
     return manifest
@@ -174,13 +177,24 @@ def download(store: Store, prefix: str, target: Path, kind: str | None = None) -
     for file in manifest.files:
         path = target / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        store.download(file.key, path)
+        with _needed(file):
+            store.download(file.key, path)
         if sha256_file(path) != file.sha256:
-            raise UserError(
-                f"{file.key} differs from the digest in {prefix}/{MANIFEST}; remove that object, then run again "
-                "what made it"
-            )
+            raise _differs(file)
     return manifest
+
+
+def read(store: Store, file: File) -> bytes:
+    """The bytes of one small file of a folder, checked against its digest.
+
+    Raises:
+        UserError: it is gone, or differs.
+    """
+    with _needed(file):
+        data = store.get(file.key)
+    if sha256_hex(data) != file.sha256:
+        raise _differs(file)
+    return data
 
 
 def sha256_file(path: Path) -> str:
@@ -193,6 +207,18 @@ def sha256_file(path: Path) -> str:
             return hashlib.sha256(head).hexdigest()
         f.seek(0)
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+@contextmanager
+def _needed(file: File) -> Iterator[None]:
+    try:
+        yield
+    except NotFoundError as e:
+        raise UserError(f"{file.key} is missing; run again what made it") from e
+
+
+def _differs(file: File) -> UserError:
+    return UserError(f"{file.key} differs from the digest in its manifest; {AGAIN}")
 
 
 def _stamp(source: Path | Bytes) -> tuple[int, ...]:

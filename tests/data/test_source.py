@@ -85,6 +85,30 @@ def test_names_and_patterns(tmp_path):
     assert [f.name for f in FolderSource(root=str(folder / "a.txt")).files()] == ["a.txt"]
 
 
+def test_links_are_followed(tmp_path):
+    """Large corpora are linked together: what lies behind a link counts, and a link upwards ends."""
+    write(tmp_path / "far", {"c.txt": b"3", "deep/d.txt": b"4"})
+    folder = write(tmp_path / "in", {"a.txt": b"1", "sub/e.txt": b"5"})
+    (folder / "b.txt").symlink_to("a.txt")
+    (folder / "linked").symlink_to(tmp_path / "far")
+    (folder / "sub" / "up").symlink_to(folder)
+    (tmp_path / "far" / "back").symlink_to(folder)
+    names = [f.name for f in FolderSource(root=str(folder)).files()]
+    assert names == ["a.txt", "b.txt", "linked/c.txt", "linked/deep/d.txt", "sub/e.txt"]
+
+
+@pytest.mark.parametrize("kind", ["dangling", "circle", "pipe", "below a file"])
+def test_what_is_no_file_is_refused_and_not_passed_over(kind, store, tmp_path):
+    folder = write(tmp_path / "in", {"a.txt": b"one", "b.md": b"two"})
+    odd = folder / "odd.md"
+    os.mkfifo(odd) if kind == "pipe" else odd.symlink_to(
+        {"circle": odd, "below a file": folder / "a.txt/x"}.get(kind, "/gone")
+    )
+    with pytest.raises(UserError, match=r"in/odd\.md is no file and leads to none; remove it, or set data\.include"):
+        fingerprint(store, folder)
+    assert fingerprint(store, folder, include=("*.txt",))
+
+
 def test_what_a_source_may_be(store):
     assert resolve("/data/x/", store) == resolve("file:///data/x", store) == FolderSource(root="/data/x")
     assert resolve("s3://bucket/some/prefix/", store) == StoreSource("s3://bucket/some/prefix", "")

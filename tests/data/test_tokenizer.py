@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from steps import tokenizer
+from steps import tokenize, tokenizer
 from steps.lib import folder
 from steps.lib.data import encode
 from steps.lib.data.bpe import sample, train
@@ -64,6 +64,21 @@ def test_only_training_documents_are_used(store, tmp_path):
     [train_file] = [f for f in manifest.files if f.meta["split"] == "train"]
     texts = pa.ipc.open_file(store.get(train_file.key)).read_all()["text"].to_pylist()
     assert read_file(store, made, "tokenizer.json").decode() == train(texts, 280)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", None])
+def test_a_damaged_tokenizer_encodes_nothing(store, tmp_path, damage):
+    """One flipped letter is a tokenizer too, but another one: the tokens would be wrong without a word."""
+    docs, _ = take(store, write(tmp_path / "in", {f"{i}.txt": b"a text %d" % i for i in range(9)}))
+    made = tokenizer.run(tokenizer.Params(docs=docs.docs, vocab_size=280), context(store)).tokenizer
+    [file] = [f for f in folder.load(store, made).files if f.name == "tokenizer.json"]
+    good = store.get(file.key)
+    store.put(file.key, good.replace(b'"x"', b'"\xc4\xb1"') if damage is None else damage)
+    params = tokenize.Params(docs=docs.docs, tokenizer=made, partition=docs.partitions[0])
+    with pytest.raises(UserError, match=r"tokenizer\.json differs from the digest in its manifest"):
+        tokenize.run(params, context(store))
+    store.put(file.key, good)
+    assert tokenize.run(params, context(store)).num_tokens
 
 
 def test_sample_is_spread_evenly_and_bounded():

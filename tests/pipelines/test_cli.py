@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -44,17 +45,20 @@ def test_dry_run(place, capsys):
         (["--model", "tiny", "--run-id", "No/Name"], "--run-id: got 'No/Name', allowed are a-z, 0-9 and -"),
         (["--model", "starter", "--set", "data.source=/no/such"], "source /no/such: no such folder"),
         (["--model", "starter", "--set", "scale.nodes=[3]"], "scale.nodes 3:"),
+        (["--model", "tiny", "--set", "store.uri=nope"], "store: got 'nope', allowed are file:///absolute/folder"),
+        (["--model", "tiny", "--set", "store.uri=s3://"], "store: got bucket '' in 's3://'"),
+        (["--model", "tiny", "--set", "store.uri=s3://bucket/a b"], "store key: got 'a b'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(argv, says, place, capsys):
-    assert train.main(argv) == 2
+    assert train.main([*argv, "--dry-run"]) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_config_show_with_origin(place, capsys):
-    assert config.main(["show", "--model", "tiny", "--set", "train.steps=9", "--origin", "--json"]) == 0
+    assert config.main(["show", "--model", "tiny", "--set", "train.steps=900", "--origin", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["train.steps"] == {"value": 9, "origin": "--set"}
+    assert shown["train.steps"] == {"value": 900, "origin": "--set"}
     assert shown["train.micro_batch"]["origin"].endswith("tiny.toml")
     assert shown["train.clip_norm"] == {"value": 1.0, "origin": "default"}
     assert shown["store.uri"] == {"value": f"file://{place}/store", "origin": "$TRIPOD_STORE"}
@@ -73,3 +77,13 @@ def test_detach_is_refused_where_the_run_would_end_with_the_command(place, capsy
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("error: --detach: site local runs on this machine")
     assert not (place / "store" / "runs").exists()
+
+
+def test_a_current_folder_that_was_removed_is_named(place, monkeypatch, capsys):
+    gone = place / "gone"
+    gone.mkdir()
+    monkeypatch.setenv("TRIPOD_CONFIG", str(Path("config").absolute()))
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert train.main(["--model", "starter", "--set", f"data.source={place}/text"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: the current folder was removed; cd to one that")

@@ -157,6 +157,12 @@ def test_memory_is_told_for_each_size():
     assert lines == [f"memory {needs_gib(n):.1f} of 268.0 GiB a device on {8 * n}" for n in (4, 10, 12)]
 
 
+@pytest.mark.parametrize("layers", [100_000, 10**22])
+def test_what_does_not_fit_this_machine_is_refused(place, layers):
+    with pytest.raises(UserError, match=r"model and train: need \S+ GiB, this machine has \d+\.\d; a smaller model"):
+        place.plan(f"model.num_layers={layers}")
+
+
 def test_what_does_not_fit_a_device_is_refused_with_what_would_help():
     smallest, largest = needs_gib(12), needs_gib(4)
     assert smallest < largest

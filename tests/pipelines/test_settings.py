@@ -33,14 +33,14 @@ def test_an_image_comes_from_the_site_or_else_from_the_environment(monkeypatch):
 
 def test_set_is_json_or_else_a_string():
     model, site = load(
-        "tiny", "local", ["train.steps=7", "serving.keep=true", "data.source=/my text", "cache.verify=full"]
+        "tiny", "local", ["train.steps=700", "serving.keep=true", "data.source=/my text", "cache.verify=full"]
     )
-    assert (model.value.train.steps, model.value.serving.keep, model.value.data.source) == (7, True, "/my text")
+    assert (model.value.train.steps, model.value.serving.keep, model.value.data.source) == (700, True, "/my text")
     assert site.value.cache.verify == "full"
 
 
 def test_origin():
-    model, _ = load("tiny", "local", ["train.steps=7"])
+    model, _ = load("tiny", "local", ["train.steps=700"])
     assert model.origin("train.steps") == "--set"
     assert model.origin("train.micro_batch").endswith("tiny.toml")
     assert model.origin("train.clip_norm") == "default"
@@ -61,6 +61,17 @@ def test_origin():
         (
             ["serving.max_model_len=131072"],
             "serving.max_model_len is 131072, allowed is at most model.sequence_length, 128",
+        ),
+        (["train.warmup_steps=2001"], "train.warmup_steps is 2001, allowed is at most train.steps, 2000"),
+        (["evaluate.gate.min_passing=6"], "evaluate.gate: min_passing is 6, allowed is at most 5: there are 5 prompts"),
+        (["evaluate.gate.prompts=[]"], "min_passing is 3, allowed is at most 0: there are 0 prompts and 15 words"),
+        (["evaluate.gate.expect_any=[]"], "allowed is at most 0: there are 5 prompts and 0 words in expect_any"),
+        (["data.include=[]"], "data.include: got []"),
+        (["data.include=*.md"], "data.include: got '*.md'; input should be a list"),
+        (["train=3"], "train: got 3; input should be a section"),
+        (
+            ["train.seed=1", "train.micro_batch=5"],
+            "tiny.toml, with --set train.seed, train.micro_batch: train.global_batch",
         ),
         (["gang.backend=nccl"], "gang.backend is nccl with gang.device cpu"),
         (["train.learning_rate=1e999"], "train.learning_rate: got inf"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from steps.lib.errors import TripodError, UserError
+from steps.lib.errors import UserError
 from steps.lib.store import ConflictError, NotFoundError, Store, check_key, open_store
 
 MIB = 1 << 20
@@ -280,11 +280,11 @@ def test_ranges(each: Store) -> None:
 def test_ranges_outside(each: Store) -> None:
     each.upload("k", noise(100_000))
     for start, length in [(99_990, 11), (100_000, 1), (100_001, 0), (200_000, 5), (-1, 2), (0, -1)]:
-        with pytest.raises(TripodError, match=r"k: .*outside the object"):
+        with pytest.raises(UserError, match=r"k: .*outside the object"):
             each.read("k", start, length)
-        with pytest.raises(TripodError, match=r"k: .*outside the object"):
+        with pytest.raises(UserError, match=r"k: .*outside the object"):
             each.read_ranges("k", [(0, 1), (start, length)])
-    with pytest.raises(TripodError, match=r"k: .*outside the object"):
+    with pytest.raises(UserError, match=r"k: .*outside the object"):
         each.read("k", 200_000)
 
 

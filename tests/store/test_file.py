@@ -34,6 +34,13 @@ def test_other_uris_are_refused(uri: str) -> None:
         open_store(uri)
 
 
+@pytest.mark.parametrize("below", ["", "/deep/er"])
+def test_a_file_where_the_folder_should_be_is_named(below: str, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("no folder")
+    with pytest.raises(UserError, match=f"{tmp_path}/store is no folder; set \\$TRIPOD_STORE"):
+        open_store(f"file://{tmp_path}/store{below}")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("call", ["create", "put", "upload"])
 def test_the_names_that_lead_to_an_object_are_on_the_disk(

@@ -171,6 +171,27 @@ def test_download_verifies(each: Store, tmp_path: Path) -> None:
     each.upload(key_of(each, "a.bin"), b"FIRST")
     with pytest.raises(UserError, match=r"a\.bin differs from the digest"):
         folder.download(each, PREFIX, tmp_path / "again")
+    each.delete([key_of(each, "a.bin")])
+    with pytest.raises(UserError, match=r"a\.bin is missing; run again what made it"):
+        folder.download(each, PREFIX, tmp_path / "third")
+
+
+def test_what_is_read_is_checked(each: Store) -> None:
+    publish(each)
+    file = next(f for f in folder.load(each, PREFIX).files if f.name == "a.bin")
+    assert folder.read(each, file) == CONTENT["a.bin"]
+    each.upload(file.key, b"FIRST")
+    with pytest.raises(UserError, match=r"a\.bin differs from the digest in its manifest; remove that object"):
+        folder.read(each, file)
+    each.delete([file.key])
+    with pytest.raises(UserError, match=r"a\.bin is missing"):
+        folder.read(each, file)
+
+
+def test_a_manifest_that_cannot_be_read_says_what_to_do(store: Store) -> None:
+    store.put(f"{PREFIX}/{folder.MANIFEST}", b"{")
+    with pytest.raises(UserError, match=r"manifest\.json: unreadable, .*; remove that object, then run again"):
+        folder.load(store, PREFIX)
 
 
 def test_a_twin_that_publishes_in_between_wins_whole(store: Store) -> None:

@@ -8,6 +8,7 @@
 Sources are small frozen values, so that they travel to worker processes.
 """
 
+import errno
 import io
 import os
 import re
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property
 from pathlib import Path
+from stat import S_ISREG
 from typing import BinaryIO, Protocol
 
 from pydantic import TypeAdapter, ValidationError
@@ -45,7 +47,7 @@ class SourceFile:
     size: int
     """Bytes."""
     tag: str
-    """Changes whenever the content may have changed."""
+    """Changes whenever the content may have changed; "" for what cannot be read: a link that leads nowhere, a pipe."""
 
 
 class Source(Protocol):
@@ -78,17 +80,27 @@ class FolderSource:
         """All files, sorted by name."""
         root = Path(self.root)
         if root.is_file():
-            return [_local_file(self.root, root.name)]
+            return [_local_file(self.root, root.name, os.stat(self.root))]
         if not root.is_dir():
-            raise UserError(f"source {self.root}: no such folder")
-        files = [_local_file(path, path[len(self.root) :].lstrip("/")) for path in self._walk()]
+            raise UserError(f"source {self.root}: no such folder; set data.source to where the text is")
+        files = [_local_file(path, path[len(self.root) :].lstrip("/"), _status(path)) for path in self._walk(self.root)]
         return sorted(files, key=lambda f: f.name)
 
-    def _walk(self) -> Iterator[str]:
-        for folder, subfolders, names in os.walk(self.root, onerror=_refuse):
-            subfolders[:] = [name for name in subfolders if name not in self.skipped]
-            paths = (os.path.join(folder, name) for name in names)
-            yield from (path for path in paths if os.path.isfile(path) and self._is_listed(path))
+    def _walk(self, folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+        """Links are followed, to files and to folders; one to a folder that it lies in has nothing new."""
+        real = os.path.realpath(folder)
+        if real in above:
+            return
+        try:
+            names = os.listdir(folder)
+        except OSError as e:
+            raise UserError(f"source {folder}: {e.strerror}") from e
+        for name in names:
+            path = os.path.join(folder, name)
+            if not os.path.isdir(path):
+                yield from [path] if self._is_listed(path) else []
+            elif name not in self.skipped:
+                yield from self._walk(path, (*above, real))
 
     def _is_listed(self, path: str) -> bool:
         return not self.keys_only or not (os.path.basename(path).startswith(".") or "#" in path)
@@ -99,7 +111,7 @@ class FolderSource:
 
     def tag(self, file: SourceFile) -> str:
         """The file's tag now, "" when it is gone."""
-        return _local_file(file.path, file.name).tag if os.path.isfile(file.path) else ""
+        return _tag(_status(file.path))
 
     def content_tags(self, files: Sequence[SourceFile], cache: Store, workers: int) -> list[str]:
         """sha256 of each file; those whose tag is unchanged come from a table in the store."""
@@ -233,19 +245,29 @@ def _digests(files: Sequence[SourceFile]) -> list[str]:
     return [sha256_file(Path(file.path)) for file in files]
 
 
-def _local_file(path: str, relative: str) -> SourceFile:
-    status = os.stat(path)
-    tag = f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}:{status.st_size}"
+def _local_file(path: str, relative: str, status: os.stat_result | None) -> SourceFile:
     name = os.fsencode(relative).decode("utf-8", "backslashreplace")
-    return SourceFile(name=name, path=path, size=status.st_size, tag=tag)
+    return SourceFile(name=name, path=path, size=status.st_size if status else 0, tag=_tag(status))
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Of the file at `path` or where its link leads; None when nothing is there."""
+    try:
+        return os.stat(path)
+    except OSError as e:
+        if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+
+
+def _tag(status: os.stat_result | None) -> str:
+    if status is None or not S_ISREG(status.st_mode):
+        return ""
+    return f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}:{status.st_size}"
 
 
 def _changed_ns(tag: str) -> int:
     return max(int(part) for part in tag.split(":")[:2])
-
-
-def _refuse(error: OSError) -> None:
-    raise UserError(f"source {error.filename}: {error.strerror}") from error
 
 
 def _read_table(store: Store, key: str) -> dict[str, dict[str, str]]:

@@ -1,9 +1,9 @@
 """The one seam to object storage: `open_store(uri)` gives a Store (see base.py)."""
 
 from steps.lib.errors import UserError
-from steps.lib.store.base import Bytes, ConflictError, Head, NotFoundError, Store, check_key
+from steps.lib.store.base import Bytes, ConflictError, Head, NotFoundError, Store, check_bucket, check_key
 
-__all__ = ["Bytes", "ConflictError", "Head", "NotFoundError", "Store", "check_key", "open_store"]
+__all__ = ["Bytes", "ConflictError", "Head", "NotFoundError", "Store", "check_bucket", "check_key", "open_store"]
 
 
 def open_store(uri: str) -> Store:
@@ -12,7 +12,7 @@ def open_store(uri: str) -> Store:
     S3's endpoint, region, CA bundle and credentials come from the usual AWS_* environment.
 
     Raises:
-        UserError: another scheme, no bucket, or a prefix outside the key grammar.
+        UserError: another scheme, no bucket, a prefix outside the key grammar, or no folder.
     """
     scheme, _, rest = uri.partition("://")
     if scheme == "file" and rest.startswith("/"):

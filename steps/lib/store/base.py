@@ -14,15 +14,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steps.lib.errors import TripodError, UserError
+from steps.lib.errors import Exit, TripodError, UserError
 
 Bytes = bytes | bytearray | memoryview
 _SEGMENT = re.compile(r"[A-Za-z0-9_=][A-Za-z0-9._=-]{0,199}")
 MAX_KEY_CHARS = 512
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
 class NotFoundError(TripodError):
-    """The key holds no object."""
+    """The key holds no object. Where nobody expects that, somebody took it away: no bug of ours."""
+
+    code = Exit.USER
 
 
 class ConflictError(TripodError):
@@ -54,6 +57,18 @@ def check_key(key: str) -> str:
             "up to 200 A-Z a-z 0-9 . _ = - (not starting with . or -) joined by single slashes"
         )
     return key
+
+
+def check_bucket(uri: str) -> tuple[str, str]:
+    """Bucket and prefix of `s3://bucket/prefix`; here, so that a plan can check them without boto3.
+
+    Raises:
+        UserError: a bucket's name that is none, or a prefix outside the key grammar.
+    """
+    bucket, _, prefix = uri.removeprefix("s3://").removesuffix("/").partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise UserError(f"store: got bucket {bucket!r} in {uri!r}, allowed are 3 to 63 of A-Z a-z 0-9 . _ -")
+    return bucket, check_key(prefix) if prefix else ""
 
 
 def is_listed(name: str, where: str) -> bool:
@@ -137,7 +152,7 @@ class Store(ABC):
 
         Raises:
             NotFoundError: no such object.
-            TripodError: the range lies outside the object.
+            UserError: the range lies outside the object.
         """
 
     @abstractmethod

@@ -14,7 +14,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore
 
-from steps.lib.errors import TripodError
+from steps.lib.errors import UserError
 from steps.lib.store.base import Bytes
 
 PART_BYTES = 8 << 20
@@ -131,4 +131,4 @@ def _whole(key: str, start: int, length: int, data: memoryview) -> memoryview:
 
 def _check_range(key: str, start: int, length: int, size: int) -> None:
     if start < 0 or length < 0 or start + length > size:
-        raise TripodError(f"read {key}: {length} bytes from {start} lie outside the object, it has {size}")
+        raise UserError(f"read {key}: {length} bytes from {start} lie outside the object, it has {size}")

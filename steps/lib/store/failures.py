@@ -121,7 +121,7 @@ def explain(operation: str, key: str, where: str, status: int, code: str, messag
     if status in (304, 409, 412):
         return ConflictError(f"{operation} {key}: exists or changed meanwhile in {where}")
     if status == 416:
-        return TripodError(f"{operation} {key}: the range lies outside the object")
+        return UserError(f"{operation} {key}: the range lies outside the object")
     if status in (401, 403):
         return CredentialsError(
             f"{what}: access denied; allow it for these credentials, see `python -m pipelines.doctor`"

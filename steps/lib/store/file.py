@@ -40,11 +40,19 @@ class FileStore(Store):
 
     Args:
         uri: `file://` and an absolute path.
+
+    Raises:
+        UserError: where its folder should be is something else.
     """
 
     def __init__(self, uri: str):
         self._root = uri.removeprefix("file://").rstrip("/")
         self.uri = f"file://{self._root}"
+        there = self._root or "/"
+        while not os.path.exists(there):
+            there = os.path.dirname(there)
+        if not os.path.isdir(there):
+            raise UserError(f"store {self.uri}: {there} is no folder; set $TRIPOD_STORE to file:///a/folder")
 
     def get(self, key: str) -> bytes:
         """See Store.get."""
@@ -246,7 +254,7 @@ class FileStore(Store):
         if "is directory" in text:
             return NotFoundError(f"{operation} {key}: no such object in {self.uri}")
         if "InvalidRange" in text:
-            return TripodError(f"{operation} {key}: the range lies outside the object")
+            return UserError(f"{operation} {key}: the range lies outside the object")
         return TripodError(f"{operation} {key}: {text.splitlines()[0]}")
 
 

@@ -11,7 +11,6 @@ ignores conditions would let every writer win.
 import logging
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from steps.lib.errors import TemporaryError, UserError
 from steps.lib.store import failures
-from steps.lib.store.base import Bytes, ConflictError, Head, NotFoundError, Store, check_key, is_listed
+from steps.lib.store.base import Bytes, ConflictError, Head, NotFoundError, Store, check_bucket, check_key, is_listed
 from steps.lib.store.bulk import Bulk
 from steps.lib.store.connection import Connection, Link
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _RETRY_S = 60.0
 _DELETE_AT_ONCE = 1000
 _RENEWALS = 3
@@ -55,11 +53,7 @@ class S3Store(Store):
 
     def __init__(self, uri: str, *, retry_s: float | None = None):
         self.uri = uri.removesuffix("/")
-        bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
-        if not _BUCKET.fullmatch(bucket):
-            raise UserError(f"store: got bucket {bucket!r} in {uri!r}, allowed are 3 to 63 of A-Z a-z 0-9 . _ -")
-        if prefix:
-            check_key(prefix)
+        bucket, prefix = check_bucket(uri)
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._retry_s = _retry_s() if retry_s is None else retry_s
