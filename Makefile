@@ -78,6 +78,10 @@ else
 	pytest -m lab_down tests/lab
 endif
 
+.PHONY: soak
+soak: setup ## what takes too long for e2e, on the lab that is up: the main job while parts of the site fail
+	. "$$(python -m tests.lab env)" && pytest tests/lab/test_faults.py
+
 .PHONY: images
 images: ## build the images data, train and serve with docker or buildah; see images/build.sh
 	bash images/build.sh

@@ -10,13 +10,15 @@ FOLDER = RUN / "s3"
 
 
 def up() -> None:
-    """Start it, with a fresh identity for each team."""
+    """Start it, with a fresh identity for each team when there is no data yet."""
     if is_alive(FOLDER, "versitygw"):
         return
     for name in ("data", "iam"):
         (FOLDER / name).mkdir(parents=True, exist_ok=True)
-    identities = {name: secrets.token_hex(16) for name in ("admin", *TEAMS)}
-    (FOLDER / "identities.json").write_text(json.dumps(identities))
+    file = FOLDER / "identities.json"
+    if is_new := not file.exists():
+        file.write_text(json.dumps({name: secrets.token_hex(16) for name in ("admin", *TEAMS)}))
+    identities = json.loads(file.read_text())
     start(
         FOLDER,
         "versitygw",
@@ -24,7 +26,7 @@ def up() -> None:
         env={"ROOT_ACCESS_KEY": "admin", "ROOT_SECRET_KEY": identities["admin"]},
     )
     wait_for(lambda: "bucket" in _admin("list-buckets", check=False).lower(), "S3 server", every_s=0.2)
-    for team in TEAMS:
+    for team in TEAMS if is_new else ():
         _admin("create-user", "--access", team, "--secret", identities[team], "--role", "user")
         _admin("create-bucket", "--bucket", f"{team}-store", "--owner", team)
 
