@@ -49,7 +49,7 @@ class Serving(Settings):
     """0: one that is free."""
     max_model_len: int = Field(ge=8)
     """Tokens of prompt and completion together; at most model.sequence_length."""
-    prompt: str
+    prompt: str = Field(min_length=1)
     """What the smoke test asks."""
     max_tokens: int = Field(48, ge=1)
     """Tokens that the smoke test asks for."""
@@ -84,6 +84,9 @@ class Recipe(Settings):
         _at_most(
             "train.min_learning_rate", self.train.min_learning_rate, "train.learning_rate", self.train.learning_rate
         )
+        _at_most("serving.max_tokens", self.serving.max_tokens, "serving.max_model_len", self.serving.max_model_len)
+        new = self.evaluate.gate.max_new_tokens if self.evaluate.gate.prompts else 0
+        _at_most("evaluate.gate.max_new_tokens", new, "model.sequence_length", self.model.sequence_length)
         _at_most("train.warmup_steps", self.train.warmup_steps, "train.steps", self.train.steps)
         if not self.data.holdout_fraction:
             raise ValueError("data.holdout_fraction is 0, allowed is more: the model is judged on held-out documents")
