@@ -84,9 +84,14 @@ class Recipe(Settings):
         _at_most(
             "train.min_learning_rate", self.train.min_learning_rate, "train.learning_rate", self.train.learning_rate
         )
-        _at_most("serving.max_tokens", self.serving.max_tokens, "serving.max_model_len", self.serving.max_model_len)
+        _at_most(
+            "serving.max_tokens",
+            self.serving.max_tokens,
+            "serving.max_model_len less 1",
+            self.serving.max_model_len - 1,
+        )
         new = self.evaluate.gate.max_new_tokens if self.evaluate.gate.prompts else 0
-        _at_most("evaluate.gate.max_new_tokens", new, "model.sequence_length", self.model.sequence_length)
+        _at_most("evaluate.gate.max_new_tokens", new, "model.sequence_length less 1", self.model.sequence_length - 1)
         _at_most("train.warmup_steps", self.train.warmup_steps, "train.steps", self.train.steps)
         if not self.data.holdout_fraction:
             raise ValueError("data.holdout_fraction is 0, allowed is more: the model is judged on held-out documents")
