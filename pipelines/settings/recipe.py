@@ -53,7 +53,7 @@ class Serving(Settings):
     """On a cluster."""
     max_model_len: int = Field(ge=8)
     """Tokens of prompt and completion together; at most model.sequence_length."""
-    prompt: str
+    prompt: str = Field(min_length=1)
     """What the smoke test asks."""
     max_tokens: int = Field(48, ge=1)
     """Tokens that the smoke test asks for."""
@@ -88,6 +88,14 @@ class Recipe(Settings):
         _at_most(
             "train.min_learning_rate", self.train.min_learning_rate, "train.learning_rate", self.train.learning_rate
         )
+        _at_most(
+            "serving.max_tokens",
+            self.serving.max_tokens,
+            "serving.max_model_len less 1",
+            self.serving.max_model_len - 1,
+        )
+        new = self.evaluate.gate.max_new_tokens if self.evaluate.gate.prompts else 0
+        _at_most("evaluate.gate.max_new_tokens", new, "model.sequence_length less 1", self.model.sequence_length - 1)
         _at_most("train.warmup_steps", self.train.warmup_steps, "train.steps", self.train.steps)
         if not self.data.holdout_fraction:
             raise ValueError("data.holdout_fraction is 0, allowed is more: the model is judged on held-out documents")

@@ -42,7 +42,7 @@ class Params(BaseParams):
     """On a cluster."""
     max_model_len: int = Field(ge=8)
     """Tokens of prompt and completion together."""
-    prompt: str
+    prompt: str = Field(min_length=1)
     """What the smoke test asks."""
     max_tokens: int = Field(48, ge=1)
     """Tokens that the smoke test asks for."""

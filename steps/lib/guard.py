@@ -6,10 +6,12 @@
     a byte comes           the command stays; the pipe no longer matters
     SIGTERM, SIGINT        the command and all its children end
     the command ends       so do its children; exit code is the command's, 128 + n for signal n
+    SIGKILL                the kernel tells the command to end (Linux); nobody is left to see to it
 
 The command leads a process group of its own. Run as a file, so that it starts in milliseconds.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from collections.abc import Sequence
 
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL."""
+_PR_SET_PDEATHSIG = 1
 
 
 class _End(BaseException):
@@ -32,12 +35,16 @@ def main(argv: Sequence[str]) -> int:
     for signum in ends:
         signal.signal(signum, _end)
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # until the command can be ended with us
-    command = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, ends),
-    )
+    prctl, us = getattr(ctypes.CDLL(None), "prctl", None), os.getpid()
+
+    def become_command() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+        if prctl:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != us:  # gone before the kernel was asked
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=become_command)
     code = 128 + signal.SIGTERM
     try:
         threading.Thread(target=_watch, args=(sys.stdin.fileno(),), daemon=True).start()

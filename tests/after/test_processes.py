@@ -150,6 +150,16 @@ def test_the_guard_ends_as_its_command_ends(code, expected):
         assert process.wait(timeout=30) == expected
 
 
+def test_the_command_ends_with_a_guard_that_is_killed(tmp_path):
+    """As by the system, short of memory: a server that nothing names any more would stay for ever."""
+    code = f"import os, time; open({str(tmp_path / 'new')!r}, 'w').write(str(os.getpid())); "
+    code += f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r}); time.sleep(60)"
+    with run_guard(sys.executable, "-c", code) as process:
+        command = pid_in(tmp_path / "pid")
+        process.kill()
+        gone(command)
+
+
 def test_the_guard_ends_children_that_ignore_sigterm(tmp_path):
     """A grandchild of the guard that is deaf to SIGTERM, after the command itself has ended."""
     deaf = "import os, signal, sys, time; signal.signal(15, signal.SIG_IGN); open(sys.argv[1], 'w').write('x'); time.sleep(600)"

@@ -63,6 +63,12 @@ def test_origin():
             "serving.max_model_len is 131072, allowed is at most model.sequence_length, 128",
         ),
         (["train.warmup_steps=2001"], "train.warmup_steps is 2001, allowed is at most train.steps, 2000"),
+        (["serving.max_tokens=128"], "serving.max_tokens is 128, allowed is at most serving.max_model_len less 1, 127"),
+        (["serving.prompt="], "serving.prompt: got ''"),
+        (
+            ["evaluate.gate.max_new_tokens=128"],
+            "evaluate.gate.max_new_tokens is 128, allowed is at most model.sequence_length less 1, 127",
+        ),
         (["evaluate.gate.min_passing=6"], "evaluate.gate: min_passing is 6, allowed is at most 5: there are 5 prompts"),
         (["evaluate.gate.prompts=[]"], "min_passing is 3, allowed is at most 0: there are 0 prompts and 15 words"),
         (["evaluate.gate.expect_any=[]"], "allowed is at most 0: there are 5 prompts and 0 words in expect_any"),
