@@ -26,7 +26,7 @@ def summary(run_id: str, recipe: str, served_as: str, nodes: Mapping[str, NodeRe
         f"  model       {registered['model']} ({champion})",
         f"  trained     {train['step']} steps, {int(train['num_tokens']):,} tokens, loss {float(train['train_loss']):.3f}",
         f"  held-out    loss {float(quality['loss']):.3f}{against}, {float(quality['bits_per_byte']):.3f} bits a byte",
-        f"  completion  {one_line(served['completion'], _COMPLETION_CHARS)}",
+        f"  completion  {one_line(_seen(served['completion']), _COMPLETION_CHARS)}",
         f"  endpoint    {served['endpoint'] or 'stopped after the smoke test (serving.keep = false)'}",
         "next",
     ]
@@ -44,3 +44,8 @@ def summary(run_id: str, recipe: str, served_as: str, nodes: Mapping[str, NodeRe
         ]
     width = max(len(command) for command, _ in nexts)
     return lines + [f"  {command:<{width}}  {what}" for command, what in nexts]
+
+
+def _seen(completion: str) -> str:
+    """Quoted when it is nothing but blanks, as an untrained model's is."""
+    return completion if completion.strip() else repr(completion)

@@ -29,6 +29,12 @@ def test_numbers_are_the_steps_and_a_completion_cannot_move_the_cursor():
     assert r"  completion  self.x = 1\n\x1b[31m" in lines
 
 
+def test_a_completion_of_blanks_is_seen():
+    results = nodes("")
+    results["deploy"].outputs["completion"] = "   "
+    assert "  completion  '   '" in summary("r1", "mine.toml", "chat", results, 303)
+
+
 def test_a_long_completion_is_cut():
     results = nodes("")
     results["deploy"].outputs["completion"] = "a\n" * 60
