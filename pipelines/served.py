@@ -15,6 +15,7 @@ from steps.deploy import kept
 from steps.lib.completions import Client
 from steps.lib.errors import UserError
 from steps.lib.kube import Cluster
+from steps.lib.lease import Lease
 from steps.lib.serving import Endpoint, Serving
 
 
@@ -100,9 +101,11 @@ class _OnCluster(Servers):
 
     def stop(self, name: str) -> str:
         """See Servers. What was begun under that name and is not in service yet goes too."""
-        with self._cluster() as cluster:
-            if not kept.remove(cluster, self._namespace, name) and not kept.find_all(cluster, self._namespace, name):
-                raise self._unknown(name)
+        key = kept.lease_key(self._namespace, name)
+        with self._cluster() as cluster, Lease(open_site_store(self._site), key, run_id="deploy-stop"):
+            removed = kept.remove(cluster, self._namespace, name)
+        if not removed:
+            raise self._unknown(name)
         return f"{name}: ended; its pods finish the requests that they have"
 
     @contextmanager

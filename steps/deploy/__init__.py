@@ -59,7 +59,7 @@ class Result(BaseResult):
     """Whether a server that ran already was taken."""
 
 
-step = Step(image="serve", launches=True, timeout=timedelta(hours=2), cpus=2, memory_gib=4, cached=False)
+step = Step(image="serve", launches=True, timeout=timedelta(hours=8), cpus=2, memory_gib=4, cached=False)
 
 EXAMPLE = Params(model="models/example/v1", name="example", max_model_len=32, prompt="def ", max_tokens=8)
 

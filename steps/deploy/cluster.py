@@ -5,6 +5,7 @@ and did not pass is removed. The next call with the same wish takes up what an e
 """
 
 import time
+from collections.abc import Iterator
 
 from steps.contract import Context
 from steps.deploy import Params, Result, kept, objects, smoke
@@ -12,7 +13,7 @@ from steps.deploy.check import Model, check
 from steps.deploy.place import Place, read_place
 from steps.lib import tree, vllm
 from steps.lib.completions import Client, Send
-from steps.lib.errors import TripodError, UserError
+from steps.lib.errors import RejectedError, TemporaryError, TripodError, UserError, is_retryable
 from steps.lib.gpu_cluster import open_gpu, passed_on
 from steps.lib.kube import Cluster, Object
 from steps.lib.kube.kinds import DEPLOYMENT, EVENT, POD, SERVICE
@@ -24,6 +25,7 @@ _PLACING_S = 15 * 60.0
 """For a node, the image and the model, before vLLM starts."""
 _FETCH_BYTES_PER_S = 100e6
 _LOOK_EVERY_S = 2.0
+_MANAGER = "tripod-deploy"
 
 
 def deploy(params: Params, ctx: Context) -> Result:
@@ -45,19 +47,24 @@ def deploy(params: Params, ctx: Context) -> Result:
         env=passed_on(ctx.env),
         tree=tree.publish(ctx.store, ctx.env),
     )
-    lease = f"serving/{place.namespace}/{objects.service_name(params.name)}.lease.json"
-    with open_gpu(place) as cluster, Lease(ctx.store, lease, run_id=ctx.run_id, say=ctx.say):
+    key = kept.lease_key(place.namespace, params.name)
+    with open_gpu(place) as cluster, Lease(ctx.store, key, run_id=ctx.run_id, say=ctx.say) as lease:
+        lease.check()
+        serves = kept.in_service(cluster, place.namespace, params.name)
+        kept.remove(cluster, place.namespace, params.name, but=(serves, spec.id))  # what an ended call has left
         for old in kept.find_all(cluster, place.namespace, params.name):
             if old.spec == spec.spec and old.ready and params.port in (0, old.port):
+                _scale(cluster, spec)
                 completion = smoke.ask(_client(cluster, spec, old.service, old.port), params, ctx, model)
                 ctx.say(f"{params.name}: {old.url} serves this digest already; adopted")
                 return Result(endpoint=old.url, completion=completion, adopted=True)
         note = smoke.Note(params, ctx, model, {"server": place.image, **settings.__dict__})
         if not params.keep and (passed := note.read()):
+            _remove(lease, cluster, spec)
             when, completion = passed
             ctx.say(f"smoke test of this digest passed {when}; serving.keep is false, nothing to start")
             return Result(endpoint="", completion=completion, adopted=False)
-        return _serve(params, ctx, model, spec, cluster, note)
+        return _serve(params, ctx, model, spec, cluster, note, lease)
 
 
 def _settings(params: Params, model: Model, place: Place) -> vllm.Settings:
@@ -76,33 +83,83 @@ def _settings(params: Params, model: Model, place: Place) -> vllm.Settings:
 
 
 def _serve(
-    params: Params, ctx: Context, model: Model, spec: objects.ServeSpec, cluster: Cluster, note: smoke.Note
+    params: Params,
+    ctx: Context,
+    model: Model,
+    spec: objects.ServeSpec,
+    cluster: Cluster,
+    note: smoke.Note,
+    lease: Lease,
 ) -> Result:
     """Start, wait, smoke test; then swap or end."""
-    namespace, name = spec.namespace, spec.version_name
-    in_service = any(old.spec == spec.spec for old in kept.find_all(cluster, namespace, params.name))
+    waiting = _Waiting(cluster, spec)
     cluster.create(DEPLOYMENT, objects.deployment(spec))
     cluster.create(SERVICE, objects.version_service(spec))
-    ctx.say(f"{params.name}: Deployment {name} in namespace {namespace} starts")
+    _scale(cluster, spec)
+    ctx.say(f"{params.name}: Deployment {spec.version_name} in namespace {spec.namespace} starts")
     try:
-        seconds = _Waiting(cluster, spec).wait(ctx)
-        completion = smoke.ask(_client(cluster, spec, name, objects.PORT), params, ctx, model)
+        seconds = waiting.wait(ctx)
+        completion = smoke.ask(_client(cluster, spec, spec.version_name, objects.PORT), params, ctx, model)
         ctx.say(f"{params.name}: healthy after {seconds:.0f} s, smoke test passed")
         note.write(completion)
+        if params.keep:
+            _swap(params, spec, cluster, lease)
     except TripodError:
-        if not in_service:  # else users ask it, well or badly
-            kept.remove_version(cluster, spec)
+        _remove(lease, cluster, spec)
         raise
     if not params.keep:
-        if not in_service:
-            kept.remove_version(cluster, spec)
+        _remove(lease, cluster, spec)
         return Result(endpoint="", completion=completion, adopted=False)
-    body = objects.users_service(spec, params.port or objects.PORT, time.time())
-    cluster.apply(SERVICE, body, manager="tripod-deploy", force=True)
-    kept.remove(cluster, namespace, params.name, but=spec.id)
-    [now] = kept.find_all(cluster, namespace, params.name)
+    kept.remove(cluster, spec.namespace, params.name, but=(spec.id,))
+    now = next(iter(kept.find_all(cluster, spec.namespace, params.name)), None)
+    if now is None or not now.replicas:
+        raise TemporaryError(f"{params.name}: somebody has removed it just now; deploy again")
     ctx.say(f"{params.name}: {now.url}, {now.ready} ready; `python -m pipelines.deploy stop {params.name}` ends it")
     return Result(endpoint=now.url, completion=completion, adopted=False)
+
+
+def _scale(cluster: Cluster, spec: objects.ServeSpec) -> None:
+    """As many replicas as are asked for, whoever has scaled it meanwhile."""
+    there = cluster.get(DEPLOYMENT, spec.namespace, spec.version_name)
+    if there and there["spec"].get("replicas") != spec.replicas:
+        cluster.patch(DEPLOYMENT, spec.namespace, spec.version_name, {"spec": {"replicas": spec.replicas}})
+
+
+def _remove(lease: Lease, cluster: Cluster, spec: objects.ServeSpec) -> None:
+    """Remove this version, unless users are answered by it, or somebody else has taken over meanwhile."""
+    try:
+        lease.check()
+    except TripodError:
+        return
+    serves = kept.in_service(cluster, spec.namespace, spec.name)
+    if serves != spec.id:
+        kept.remove(cluster, spec.namespace, spec.name, but=(serves,))
+
+
+def _swap(params: Params, spec: objects.ServeSpec, cluster: Cluster, lease: Lease) -> None:
+    """Point the Service that users ask at this version, and ask it; when it does not answer, point it back.
+
+    Raises:
+        RejectedError: it does not serve the name.
+        TemporaryError: it does not answer.
+    """
+    name = objects.service_name(spec.name)
+    before = cluster.get(SERVICE, spec.namespace, name)
+    port = params.port or (before["spec"]["ports"][0]["port"] if before else objects.PORT)
+    lease.check()
+    cluster.apply(SERVICE, objects.users_service(spec, port, time.time()), manager=_MANAGER, force=True)
+    try:
+        names = _client(cluster, spec, name, port).models()
+        if params.name not in names:
+            raise RejectedError(f"service {name} serves {', '.join(names)}, not {params.name}")
+    except TripodError:
+        if before:
+            back = {"labels": before["metadata"]["labels"], "annotations": before["metadata"]["annotations"]}
+            spec_back = {"selector": before["spec"]["selector"], "ports": before["spec"]["ports"]}
+            cluster.patch(SERVICE, spec.namespace, name, {"metadata": back, "spec": spec_back})
+        else:
+            cluster.delete(SERVICE, spec.namespace, name)
+        raise
 
 
 def _client(cluster: Cluster, spec: objects.ServeSpec, service: str, port: int) -> Client:
@@ -120,7 +177,9 @@ class _Waiting:
 
     def __init__(self, cluster: Cluster, spec: objects.ServeSpec):
         self._cluster, self._spec = cluster, spec
-        self._pods: list[Object] = []
+        self._pods = self._look()
+        self._old = [ended for _, _, ended in self._ends()]
+        """How containers have ended before; by clocks of two machines it could not be told."""
 
     def wait(self, ctx: Context) -> float:
         """Seconds waited.
@@ -145,17 +204,30 @@ class _Waiting:
         there = self._cluster.get(DEPLOYMENT, self._spec.namespace, self._spec.version_name)
         if there is None:
             raise UserError(f"Deployment {self._spec.version_name}: somebody has deleted it; deploy again")
-        labels = there["spec"]["selector"]["matchLabels"]
-        self._pods = self._cluster.list(POD, self._spec.namespace, labels=labels)
+        self._pods = self._look()
         return bool(there.get("status", {}).get("readyReplicas", 0) >= self._spec.replicas)
 
+    def _look(self) -> list[Object]:
+        labels = objects.version_labels(self._spec)
+        return self._cluster.list(POD, self._spec.namespace, labels=labels)
+
     def _check(self) -> None:
-        """A container that has ended would be started again and again."""
+        """A container that has ended by itself would be started again and again."""
+        for pod, container, ended in self._ends():
+            code = int(ended["exitCode"])
+            final = container["name"] == objects.CONTAINER or not is_retryable(code)  # the kubelet tries `fetch` again
+            if code and final and ended not in self._old:
+                raise self._explain(pod, container, ended)
+
+    def _ends(self) -> Iterator[tuple[Object, Object, Object]]:
+        """Pod, container and end of those that have ended, or had before their restart."""
         for pod in self._pods:
+            if "deletionTimestamp" in pod["metadata"] or pod["status"].get("phase") == "Failed":
+                continue  # evicted: another takes its place
             for container in self._containers(pod):
-                ended = container.get("lastState", {}).get("terminated") or container["state"].get("terminated")
-                if ended and ended["exitCode"]:
-                    raise self._explain(pod, container, ended)
+                ended = container["state"].get("terminated") or container.get("lastState", {}).get("terminated")
+                if ended:
+                    yield pod, container, ended
 
     def _explain(self, pod: Object, container: Object, ended: Object) -> TripodError:
         name, restarted = container["name"], "terminated" not in container["state"]

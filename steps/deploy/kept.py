@@ -1,5 +1,6 @@
 """What serves on the GPU cluster: the cluster's objects are the only record of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -62,26 +63,31 @@ def find_all(cluster: Cluster, namespace: str, name: str = "") -> list[Served]:
     return sorted(found, key=lambda served: served.name)
 
 
-def remove(cluster: Cluster, namespace: str, name: str, *, but: str = "") -> int:
-    """Remove what serves `name`; how many versions that were.
+def lease_key(namespace: str, name: str) -> str:
+    """Of the lease that whoever changes what serves `name` holds."""
+    return f"serving/{namespace}/{objects.service_name(name)}.lease.json"
+
+
+def in_service(cluster: Cluster, namespace: str, name: str) -> str:
+    """Id of the version that users of `name` are answered by; "" when none does."""
+    service = cluster.get(SERVICE, namespace, objects.service_name(name))
+    return _version(service) if service else ""
+
+
+def remove(cluster: Cluster, namespace: str, name: str, *, but: Sequence[str] = ()) -> int:
+    """Remove what serves `name`, or was to. Returns how many objects that were.
 
     Args:
-        but: id of a version that stays, with the Service that users ask.
+        but: ids of versions that stay, with the Service that users ask when it points at one of them.
     """
     labels = _OURS | {objects.NAME: objects.name_label(name)}
-    for service in cluster.list(SERVICE, namespace, labels=labels):
-        if _version(service) != but:
-            cluster.delete(SERVICE, namespace, service["metadata"]["name"], uid=service["metadata"]["uid"])
-    old = [d for d in cluster.list(DEPLOYMENT, namespace, labels=labels) if _version(d) != but]
-    for deployment in old:
-        cluster.delete(DEPLOYMENT, namespace, deployment["metadata"]["name"], uid=deployment["metadata"]["uid"])
-    return len(old)
-
-
-def remove_version(cluster: Cluster, spec: "objects.ServeSpec") -> None:
-    """Remove one version, which is not in service."""
-    for kind in (SERVICE, DEPLOYMENT):
-        cluster.delete(kind, spec.namespace, spec.version_name)
+    removed = 0
+    for kind in (SERVICE, DEPLOYMENT):  # users first: who is still answered is not cut off
+        for thing in cluster.list(kind, namespace, labels=labels):
+            meta = thing["metadata"]
+            if _version(thing) not in but:
+                removed += cluster.delete(kind, namespace, meta["name"], uid=meta["uid"])
+    return removed
 
 
 def _version(thing: Object) -> str:

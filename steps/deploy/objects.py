@@ -66,8 +66,8 @@ class ServeSpec(BaseModel):
 
     @property
     def spec(self) -> str:
-        """The value of the annotation tripod/spec. Which sources copy the model does not count."""
-        return digest_of(self.model_dump(mode="json", exclude={"tree"}))
+        """The value of the annotation tripod/spec. Neither which sources copy the model counts, nor how many serve it."""
+        return digest_of(self.model_dump(mode="json", exclude={"tree", "replicas"}))
 
     @property
     def version_name(self) -> str:
@@ -118,6 +118,7 @@ def deployment(spec: ServeSpec) -> Object:
                 "command": ["python", "-m", "steps", "fetch"],
                 "args": [f"--ref={spec.model}", f"--to={_FOLDER}"],
                 "env": _env(spec.env | {"TRIPOD_TREE": spec.tree}),
+                "resources": {"requests": {"ephemeral-storage": f"{-(-spec.num_bytes >> 20)}Mi"}},
                 "securityContext": _SECURE,
                 "volumeMounts": [
                     _mount("model", _FOLDER),
@@ -161,8 +162,8 @@ def deployment(spec: ServeSpec) -> Object:
         "metadata": _meta(spec),
         "spec": {
             "replicas": spec.replicas,
-            "selector": {"matchLabels": _labels(spec)},
-            "template": {"metadata": {"labels": _labels(spec)}, "spec": pod},
+            "selector": {"matchLabels": version_labels(spec)},
+            "template": {"metadata": {"labels": version_labels(spec)}, "spec": pod},
         },
     }
 
@@ -173,7 +174,7 @@ def version_service(spec: ServeSpec) -> Object:
         "apiVersion": SERVICE.api_version,
         "kind": SERVICE.kind,
         "metadata": _meta(spec),
-        "spec": {"selector": _labels(spec), "ports": [_port(PORT)]},
+        "spec": {"selector": version_labels(spec), "ports": [_port(PORT)]},
     }
 
 
@@ -190,7 +191,7 @@ def users_service(spec: ServeSpec, port: int, now: float) -> Object:
         "apiVersion": SERVICE.api_version,
         "kind": SERVICE.kind,
         "metadata": meta | {"name": service_name(spec.name)},
-        "spec": {"selector": _labels(spec), "ports": [_port(port)]},
+        "spec": {"selector": version_labels(spec), "ports": [_port(port)]},
     }
 
 
@@ -198,12 +199,13 @@ def _meta(spec: ServeSpec) -> Object:
     return {
         "name": spec.version_name,
         "namespace": spec.namespace,
-        "labels": _labels(spec) | {"app.kubernetes.io/managed-by": "tripod"},
+        "labels": version_labels(spec) | {"app.kubernetes.io/managed-by": "tripod"},
         "annotations": {SPEC: spec.spec, SERVED: spec.name, MODEL: spec.model, DIGEST: spec.digest},
     }
 
 
-def _labels(spec: ServeSpec) -> dict[str, str]:
+def version_labels(spec: ServeSpec) -> dict[str, str]:
+    """Of the objects and pods of this version."""
     return {NAME: name_label(spec.name), VERSION: spec.id}
 
 

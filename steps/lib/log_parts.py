@@ -95,8 +95,8 @@ class SharedLogCopy(LogCopy):
         heads = list(self.store.list(self.prefix))
         self._part = len(heads)
         if heads:
-            *_, last = self.store.get(part_key(self.prefix, self._part - 1)).splitlines()
-            self._upto = time_of(last)
+            last = self.store.get(part_key(self.prefix, self._part - 1)).removesuffix(b"\n")
+            self._upto = time_of(last[last.rfind(b"\n") + 1 :])  # a line may hold a lone \r
 
 
 def timed(time: str, text: bytes) -> bytes:

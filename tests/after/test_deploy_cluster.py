@@ -12,7 +12,7 @@ from steps.deploy import cluster as on_cluster, objects
 from steps.lib import tree
 from steps.lib.digest import sha256_hex
 from steps.lib.errors import RejectedError, TemporaryError, UserError
-from steps.lib.kube.kinds import DEPLOYMENT, POD, SERVICE
+from steps.lib.kube.kinds import DEPLOYMENT, SERVICE
 from steps.lib.store import Store
 from tests.after.serving import params, publish_model
 from tests.after.serving_cluster import NAMESPACE, ServingCluster
@@ -221,4 +221,3 @@ def test_the_command_runs_shows_and_stops(place, tmp_path, capsys):
     assert "NAME: got 'n', which does not serve in namespace team-a" in capsys.readouterr().err
     assert deploy_command(["stop", "m", "--site", str(site)]) == 0
     assert nothing_is_there(place)
-    assert not [p for p in place.api.of(POD) if p["status"]["phase"] == "Running"]

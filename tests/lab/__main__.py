@@ -1,4 +1,4 @@
-"""`python -m tests.lab build|built|up|status|env|down`."""
+"""`python -m tests.lab build|up|status|env|down`."""
 
 import os
 import shutil
@@ -6,20 +6,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.lab import (
-    build,
-    clients,
-    cluster,
-    fakes,
-    images,
-    install,
-    network,
-    pki,
-    remains,
-    status,
-    step_images,
-    storage,
-)
+from tests.lab import build, clients, cluster, fakes, images, install, network, pki, remains, status, storage
 from tests.lab.places import BIN, CLUSTERS, COMPUTE, ENV_FILE, GPU, RUN, Place
 from tests.lab.processes import stop
 from tests.lab.versions import PROGRAMS
@@ -71,12 +58,6 @@ def down() -> None:
         sys.exit(f"error: {len(left)} things are left, as {left[0]}; run `make lab-down` again")
 
 
-def built() -> None:
-    """End with 1 when something is still to be built."""
-    programs = all((BIN / program.name).exists() for program in PROGRAMS)
-    sys.exit(not (programs and all(step_images.built(name) for name in step_images.NAMES)))
-
-
 def _refuse_without_root() -> None:
     if os.geteuid():
         sys.exit("error: the lab makes network namespaces and mounts, so it needs root; try sudo make lab-up")
@@ -84,14 +65,7 @@ def _refuse_without_root() -> None:
 
 def main() -> None:
     """Entry point."""
-    verbs = {
-        "build": build.build,
-        "built": built,
-        "up": up,
-        "status": status.show,
-        "env": lambda: print(ENV_FILE),
-        "down": down,
-    }
+    verbs = {"build": build.build, "up": up, "status": status.show, "env": lambda: print(ENV_FILE), "down": down}
     if len(sys.argv) != 2 or sys.argv[1] not in verbs:
         sys.exit(f"usage: python -m tests.lab {'|'.join(verbs)}")
     verbs[sys.argv[1]]()

@@ -172,7 +172,9 @@ def test_published_steps_run_in_another_dag_and_cannot_be_changed(main: Main, st
         until(lambda: ended().partition(" ")[2], f"{made} ends", 240)
         assert ended().startswith("Succeeded"), kubectl(COMPUTE, *team, "get", made, "-o", "jsonpath={.status.message}")
         kubectl(COMPUTE, *team, "delete", made)
-    patch = json.dumps([{"op": "replace", "path": "/spec/templates/0/container/image", "value": "x"}])
+    again = main.call("publish", "--site", "lab", "--set", f"store.uri={main.uri}")
+    assert again.stdout == done.stdout.replace("new  ", "there  ")
+    patch = json.dumps([{"op": "replace", "path": "/spec/templates/0/activeDeadlineSeconds", "value": 1}])
     with pytest.raises(CommandError, match="a published version never changes its meaning"):
         kubectl(COMPUTE, *team, "patch", "workflowtemplate", names["ingest"], "--type=json", "-p", patch)
     kubectl(COMPUTE, *team, "delete", "workflowtemplate", "-l", "tripod/step")
