@@ -31,7 +31,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from pipelines.clusters import compute_cluster
     from pipelines.published import STEP, publish, published
-    from pipelines.settings.load import load_site, open_site_store
+    from pipelines.settings.load import load_site, open_site_store, pods_store_uri
     from steps.lib import tree
     from steps.lib.digest import sha256_hex
     from steps.lib.errors import UserError
@@ -40,6 +40,7 @@ def _run(args: argparse.Namespace) -> int:
     site = load_site(args.site, args.set)
     if site.value.engine != "argo":
         raise UserError(f"site {site.name}: runs on this machine; a site with engine argo has templates to publish to")
+    pods_store_uri(site)
     packed = b"" if args.for_all else tree.pack(tree.root())
     templates = published(site.value, tree=sha256_hex(packed) if packed else "", for_all=args.for_all)
     if args.dry_run:

@@ -113,15 +113,14 @@ def _publish(cluster: Cluster, template: Object) -> bool:
     kind: Kind = CLUSTER_WORKFLOW_TEMPLATE if template["kind"] == CLUSTER_WORKFLOW_TEMPLATE.kind else WORKFLOW_TEMPLATE
     name, namespace = template["metadata"]["name"], template["metadata"].get("namespace", "")
     there = cluster.get(kind, namespace, name)
-    if there is None:
-        try:
-            cluster.create(kind, template)
-            return True
-        except ExistsError:  # another publisher was faster
-            there = cluster.get(kind, namespace, name)
+    new = there is None
+    try:
+        there = there or cluster.create(kind, template)
+    except ExistsError:  # another publisher was faster, with something else
+        there = cluster.get(kind, namespace, name)
     if there is None or there["spec"] != template["spec"]:
         raise UserError(
-            f"{kind.kind} {name}: somebody has changed what was published under that name; "
-            f"`kubectl delete {kind.plural} {name}` and publish again, if nobody uses it"
+            f"{kind.kind} {name}: somebody has changed what was published under that name; ask the platform's "
+            "operators to remove it, if nobody uses it"
         )
-    return False
+    return new

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.cli import guarded
@@ -48,10 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from pipelines import schedule
     from pipelines.clusters import compute_cluster
-    from pipelines.settings.load import load
+    from pipelines.settings.load import load_site
+    from pipelines.settings.site import Site
     from steps.lib.errors import UserError
 
-    model, site = load(args.model, args.site, args.set)
+    # a schedule can be stopped whatever has become of its recipe
+    site = load_site(args.site, [word for word in args.set if word.split(".")[0] in Site.model_fields])
     if site.value.engine != "argo":
         raise UserError(
             f"site {site.name}: runs on this machine, which keeps no schedule; a site with engine argo does"
@@ -59,7 +62,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.verb == "install":
         return _install(args)
     with compute_cluster(site.value) as cluster:
-        there = schedule.find(cluster, site.value, model.name)
+        there = schedule.find(cluster, site.value, Path(args.model).name.removesuffix(".toml"))
         name = there["metadata"]["name"]
         if args.verb == "show":
             return _show(args, cluster, there)
@@ -79,14 +82,14 @@ def _install(args: argparse.Namespace) -> int:
     from pipelines.build import pipeline
     from pipelines.clusters import compute_cluster
     from pipelines.plan import make_plan
-    from pipelines.settings.load import load, open_site_store, store_uri
+    from pipelines.settings.load import load, open_site_store, pods_store_uri
     from steps.lib import tree
     from steps.lib.digest import sha256_hex
     from steps.lib.folder import put_blob
 
     model, site = load(args.model, args.site, args.set)
     packed = tree.pack(tree.root())
-    make_plan(pipeline(model, site, "retrain"), model.value, "retrain", None, store_uri(site.value))  # refuses
+    make_plan(pipeline(model, site, "retrain"), model.value, "retrain", None, pods_store_uri(site))  # refuses
     zone = args.zone or site.value.capacity.zone
     body = schedule.cron_workflow(model, site, schedule=args.schedule, zone=zone, tree=sha256_hex(packed))
     if args.dry_run:

@@ -31,7 +31,8 @@ def site_of(run: Run, here: Site) -> Site:
     """The site that a run was submitted to, as its record has it, reached as this machine reaches its clusters.
 
     Args:
-        here: the site of this command: kubeconfigs, contexts and CA files are its own, whoever submitted the run.
+        here: the site of this command: kubeconfigs, contexts, CA files and the Argo server are its own, whoever
+            submitted the run. A token must not go to an address that a record in the store names.
 
     Raises:
         UserError: another version of this program has recorded it.
@@ -44,7 +45,7 @@ def site_of(run: Run, here: Site) -> Site:
             f"run {run.info.run_id}: its record has settings of another version of this program: {first_problem(e)}; "
             "look at it with the version that submitted it"
         ) from e
-    argo = {name: getattr(here.argo, name) for name in ("kubeconfig", "context", "ca_bundle")}
+    argo = {name: getattr(here.argo, name) for name in ("kubeconfig", "context", "server", "ca_bundle")}
     gpu = {name: getattr(here.gpu, name) for name in ("kubeconfig", "context")}
     return site.model_copy(
         update={"argo": site.argo.model_copy(update=argo), "gpu": site.gpu.model_copy(update=gpu)},

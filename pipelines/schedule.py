@@ -28,7 +28,7 @@ _NAME_CHARS = 52
 """A tick's workflow is named by this name and ten digits more, and names end at 63."""
 _LABEL = "workflows.argoproj.io/cron-workflow"
 """Argo's, on the workflows of ticks."""
-_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of month", 1, 31), ("month", 1, 12), ("day of week", 0, 7))
+_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of month", 1, 31), ("month", 1, 12), ("day of week", 0, 6))
 _NAMES = {
     "month": ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"],
     "day of week": ["sun", "mon", "tue", "wed", "thu", "fri", "sat"],
@@ -103,7 +103,10 @@ def check_schedule(schedule: str) -> None:
         )
     for word, (what, least, most) in zip(words, _FIELDS, strict=True):
         if not all(_is_part(part, least, most, _NAMES.get(what, [])) for part in word.split(",")):
-            raise UserError(f"--schedule: {what}: got {word!r}, allowed are *, {least} to {most}, ranges and steps")
+            raise UserError(
+                f"--schedule: {what}: got {word!r}, allowed are *, {least} to {most}, ranges and steps"
+                + (", Sunday is 0" if most == 6 else "")
+            )
 
 
 def _is_part(part: str, least: int, most: int, names: list[str]) -> bool:
@@ -148,6 +151,7 @@ def suspend(cluster: Cluster, there: Object, *, on: bool) -> None:
 def remove(cluster: Cluster, there: Object) -> None:
     """No more ticks; what runs goes on, it is not deleted with its schedule."""
     meta = there["metadata"]
+    suspend(cluster, there, on=True)  # a tick that came between would be deleted with it
     for tick in cluster.list(WORKFLOW, meta["namespace"], labels={_LABEL: meta["name"]}):
         if not tick.get("status", {}).get("finishedAt"):
             cluster.patch(

@@ -55,7 +55,7 @@ def _train(args: argparse.Namespace) -> int:
     from pipelines.build import pipeline
     from pipelines.names import check_run_id, new_run_id
     from pipelines.plan import check_machine, make_plan
-    from pipelines.settings.load import load, open_site_store, store_uri
+    from pipelines.settings.load import load, open_site_store, pods_store_uri, store_uri
     from pipelines.view import tell
     from steps.lib import tree
     from steps.lib.digest import sha256_hex
@@ -65,8 +65,8 @@ def _train(args: argparse.Namespace) -> int:
 
     model, site = load(args.model, args.site, args.set)
     run_id = check_run_id(args.run_id) if args.run_id else new_run_id(model.name)
-    uri = store_uri(site.value)
     on_argo = site.value.engine == "argo"
+    uri = pods_store_uri(site) if on_argo else store_uri(site.value)
     if args.detach and not on_argo:
         raise UserError(
             f"--detach: site {site.name} runs on this machine, where the run ends with the command; a site with engine argo allows it"
@@ -75,10 +75,6 @@ def _train(args: argparse.Namespace) -> int:
     pipe = pipeline(model, site, run_id, sha256_hex(packed) if packed else "")
     if not args.dry_run and not on_argo:
         check_machine(pipe)
-    if on_argo and not uri.startswith("s3://"):
-        raise UserError(
-            f"site {site.name}: store.uri is {uri}, allowed with engine argo is s3://bucket/prefix: pods share no disk"
-        )
     store = None
     if args.dry_run and uri.startswith("s3://"):
         check_bucket(uri)

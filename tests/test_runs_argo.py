@@ -489,6 +489,17 @@ def test_a_log_whose_head_is_gone_is_copied_on_without_loss(store, tmp_path):
     assert read(store) == ["one", "two", "three", "four", "five"]
 
 
+def test_a_line_may_hold_a_lone_carriage_return(store, tmp_path):
+    """A progress bar's: the next follower must still find the last line's time."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    bar = timed("2026-01-01T00:00:01.000000000Z", b"10%\r50%\rzz 100%") + b"\n"
+    first.write_bytes(bar)
+    copy_of(store, first).copy()
+    second.write_bytes(bar + timed("2026-01-01T00:00:02.000000000Z", b"error: no") + b"\n")
+    copy_of(store, second).copy()
+    assert read(store) == ["10%\r50%\rzz 100%", "error: no"]
+
+
 def test_a_line_that_is_being_written_waits(store, tmp_path):
     path = tmp_path / "log"
     write_lines(path, "one", "two")

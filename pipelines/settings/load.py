@@ -97,6 +97,20 @@ def store_uri(site: Site) -> str:
     return f"file://{data.absolute()}/tripod"
 
 
+def pods_store_uri(site: Loaded[Site]) -> str:
+    """The store of a site whose steps run in pods.
+
+    Raises:
+        UserError: it is a folder: pods share no disk.
+    """
+    uri = store_uri(site.value)
+    if not uri.startswith("s3://"):
+        raise UserError(
+            f"site {site.name}: store.uri is {uri}, allowed with engine argo is s3://bucket/prefix: pods share no disk"
+        )
+    return uri
+
+
 def names(kind: str) -> list[str]:
     """Names of all recipes (kind `models`) or sites (`sites`) that can be found, sorted."""
     return sorted({path.stem for folder in _folders() for path in (folder / kind).glob("*.toml")})

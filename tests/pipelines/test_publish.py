@@ -14,6 +14,7 @@ from pipelines.settings.load import load, load_site
 from steps.contract import load_step, step_names
 from steps.lib.errors import UserError
 from steps.lib.kube.kinds import CLUSTER_WORKFLOW_TEMPLATE, WORKFLOW_TEMPLATE
+from steps.lib.store import open_store
 from tests.kube.api import Api, serving
 
 DIGEST = f"@sha256:{'0' * 64}"
@@ -88,10 +89,11 @@ def api() -> Api:
 
 
 @pytest.fixture
-def sets(api: Api, tmp_path: Path) -> Iterator[list[str]]:
+def sets(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """For the command: images, and the double as its cluster."""
+    monkeypatch.setattr("pipelines.settings.load.open_site_store", lambda site: open_store(f"file://{tmp_path}/store"))
     with serving(api, tmp_path) as kubeconfig:
-        values = [*IMAGES, f"argo.kubeconfig={kubeconfig}", f"store.uri=file://{tmp_path}/store"]
+        values = [*IMAGES, f"argo.kubeconfig={kubeconfig}"]
         yield [word for value in values for word in ("--set", value)]
 
 

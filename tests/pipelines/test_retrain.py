@@ -13,6 +13,7 @@ from pipelines.schedule import check_schedule, check_zone, cron_name
 from pipelines.settings.load import load
 from steps.lib.errors import UserError
 from steps.lib.kube.kinds import CRON_WORKFLOW, WORKFLOW
+from steps.lib.store import open_store
 from tests.kube.api import Api, serving
 
 Retrain = Callable[..., int]
@@ -24,10 +25,11 @@ def api() -> Api:
 
 
 @pytest.fixture
-def retrain(api: Api, tmp_path: Path) -> Iterator[Retrain]:
+def retrain(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Retrain]:
     """retrain(verb, ...) -> exit code."""
+    monkeypatch.setattr("pipelines.settings.load.open_site_store", lambda site: open_store(f"file://{tmp_path}/store"))
     with serving(api, tmp_path) as kubeconfig:
-        values = [f"argo.kubeconfig={kubeconfig}", f"store.uri=file://{tmp_path}/store"]
+        values = [f"argo.kubeconfig={kubeconfig}"]
         sets = [word for value in values for word in ("--set", value)]
         yield lambda verb, *words: main([verb, "--model", "llama3-8b", "--site", "prod", *sets, *words])
 
@@ -42,7 +44,7 @@ def test_a_tick_runs_what_train_submits(api, retrain, tmp_path, capsys):
         "Forbid",
     )
     assert spec["startingDeadlineSeconds"] == 3600
-    recipe, site = load("llama3-8b", "prod", [f"store.uri=file://{tmp_path}/store"])
+    recipe, site = load("llama3-8b", "prod")
     env = spec["workflowSpec"]["templates"][1]["container"]["env"]
     [tree] = [e["value"] for e in env if e["name"] == "TRIPOD_TREE"]
     wanted = yaml.safe_load(build(recipe, site, "any", tree).to_yaml())["spec"]
@@ -100,18 +102,38 @@ def test_what_is_not_installed(retrain, capsys, verb):
     assert "llama3-8b is not retrained by the clock in namespace team-a; `python -m pipelines.retrain install" in said
 
 
-@pytest.mark.parametrize("schedule", ["0 2 * * *", "*/5 0-6,22 1 jan,JUL 1-5", "0 0 * * sun", "0 12 * * 7"])
+@pytest.mark.parametrize("schedule", ["0 2 * * *", "*/5 0-6,22 1 jan,JUL 1-5", "0 0 * * sun", "0 12 * * 0"])
 def test_schedules_that_are_right(schedule):
     check_schedule(schedule)
 
 
 @pytest.mark.parametrize(
     "schedule",
-    ["", "@daily", "0 2 * *", "60 * * * *", "* 24 * * *", "5-1 * * * *", "*/0 * * * *", "0 2 0 * *", "x * * * *"],
+    [
+        "",
+        "@daily",
+        "0 2 * *",
+        "60 * * * *",
+        "* 24 * * *",
+        "5-1 * * * *",
+        "*/0 * * * *",
+        "0 2 0 * *",
+        "x * * * *",
+        "0 12 * * 7",
+    ],
 )
 def test_schedules_that_argo_would_take_and_never_run(schedule):
     with pytest.raises(UserError, match="--schedule: "):
         check_schedule(schedule)
+
+
+def test_a_schedule_is_stopped_whatever_has_become_of_its_recipe(api, retrain, tmp_path, capsys):
+    retrain("install")
+    [made] = api.of(CRON_WORKFLOW)
+    api.put(CRON_WORKFLOW, made | {"metadata": made["metadata"] | {"name": "retrain-gone"}})
+    words = ["--site", "prod", "--set", f"argo.kubeconfig={tmp_path}/kubeconfig.json", "--set", "train.steps=no"]
+    assert main(["suspend", "--model", "gone", *words]) == 0
+    assert "retrain-gone: suspended" in capsys.readouterr().out
 
 
 def test_zones_and_names():
@@ -125,5 +147,7 @@ def test_what_could_never_run_is_refused_at_once(api, retrain, capsys):
     assert retrain("install", "--set", "scale.nodes=[20]", "--set", "train.global_batch=9600") == 2
     assert "the largest profile, big, gives training 96" in capsys.readouterr().err
     assert api.of(CRON_WORKFLOW) == []
+    assert retrain("install", "--set", "store.uri=file:///tmp/x") == 2
+    assert "store.uri is file:///tmp/x, allowed with engine argo is s3://bucket/prefix" in capsys.readouterr().err
     assert main(["install", "--model", "tiny", "--site", "local"]) == 2
     assert "site local: runs on this machine, which keeps no schedule" in capsys.readouterr().err
