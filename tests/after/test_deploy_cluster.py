@@ -1,5 +1,6 @@
 """steps.deploy on a double of the GPU cluster: what is made, adopted, swapped and removed, and why it fails."""
 
+import copy
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +9,13 @@ import pytest
 
 from pipelines.deploy import main as deploy_command
 from steps import deploy
-from steps.deploy import cluster as on_cluster, objects
+from steps.deploy import cluster as on_cluster, kept, objects
 from steps.lib import tree
+from steps.lib.completions import Client
 from steps.lib.digest import sha256_hex
 from steps.lib.errors import RejectedError, TemporaryError, UserError
 from steps.lib.kube.kinds import DEPLOYMENT, SERVICE
+from steps.lib.lease import Lease
 from steps.lib.store import Store
 from tests.after.serving import params, publish_model
 from tests.after.serving_cluster import NAMESPACE, ServingCluster
@@ -159,6 +162,79 @@ def test_a_call_that_was_ended_is_taken_up(place, monkeypatch):
     assert [d["metadata"]["uid"] for d in place.api.of(DEPLOYMENT)] == [deployment["metadata"]["uid"]]
 
 
+def test_what_ended_calls_have_left_is_removed(place, monkeypatch):
+    """Killed between the swap and the end of the old version; and with a version that nobody asks for any more."""
+    place.deploy(publish_model(place.store, "v1"), keep=True)
+    second = publish_model(place.store, "v2")
+    with monkeypatch.context() as patch:
+        patch.setattr(on_cluster, "_swap", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            place.deploy(second, keep=True)
+    assert sorted(place.cluster.models()) == ["models/m/v1", "models/m/v2"]
+    again = place.deploy("models/m/v1", keep=True)
+    assert again.adopted
+    assert place.cluster.models() == ["models/m/v1"]
+    assert len(place.api.of(SERVICE)) == 2
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_who_has_lost_the_lease_changes_nothing(place, monkeypatch):
+    """Cut off from the store, it was taken for dead; what it made is somebody else's by now."""
+    place.deploy(publish_model(place.store, "v1"), keep=True)
+    losing = publish_model(place.store, "v2")
+
+    def lost(self: object) -> None:
+        raise TemporaryError("somebody else holds the lease")
+
+    place.cluster.asked = lambda: monkeypatch.setattr(Lease, "check", lost)
+    with pytest.raises(TemporaryError, match="somebody else holds the lease"):
+        place.deploy(losing, keep=True)
+    [service] = place.cluster.users
+    assert service["metadata"]["annotations"]["tripod/model"] == "models/m/v1"
+    assert sorted(place.cluster.models()) == ["models/m/v1", "models/m/v2"]
+
+
+def test_a_service_that_does_not_answer_points_back(place, monkeypatch):
+    place.deploy(publish_model(place.store, "v1"), keep=True, port=9000)
+    before = copy.deepcopy(place.cluster.users[0])
+    real = on_cluster._client
+
+    def broken(cluster: object, spec: object, service: str, port: int) -> Client:
+        client = real(cluster, spec, service, port)
+        if service == "serve-m":
+            client.models = lambda: []  # type: ignore[method-assign]
+        return client
+
+    monkeypatch.setattr(on_cluster, "_client", broken)
+    with pytest.raises(RejectedError, match="service serve-m serves , not m"):
+        place.deploy(publish_model(place.store, "v2"), keep=True)
+    [now] = place.cluster.users
+    assert (now["spec"], now["metadata"]["annotations"]) == (before["spec"], before["metadata"]["annotations"])
+    assert place.cluster.models() == ["models/m/v1"]
+
+
+def test_the_port_stays_and_the_number_of_replicas_is_no_other_version(place):
+    model = publish_model(place.store)
+    first = place.deploy(model, keep=True, port=9000)
+    [deployment] = place.api.of(DEPLOYMENT)
+    deployment["spec"]["replicas"] = 0  # somebody has scaled it
+    again = place.deploy(model, keep=True, replicas=2)
+    assert (again.endpoint, again.adopted) == (first.endpoint, True)
+    assert [d["spec"]["replicas"] for d in place.api.of(DEPLOYMENT)] == [2]
+    assert place.deploy(publish_model(place.store, "v2"), keep=True).endpoint == "http://serve-m.team-a.svc:9000/v1"
+
+
+def test_a_copy_that_the_kubelet_tries_again_is_waited_for(place, monkeypatch):
+    place.cluster.ends = {"fetch": (75, [b"error: the store is away"])}
+    monkeypatch.setattr(on_cluster, "_PLACING_S", 0.3)
+    monkeypatch.setattr("steps.lib.vllm._START_S", 0.1)
+    with pytest.raises(TemporaryError, match="is ready: not within 0 s"):
+        place.deploy(publish_model(place.store), keep=True)
+
+
 def test_what_a_pod_gets(place):
     place.env |= {"TRIPOD_SERVE_DEVICE": "cuda", "AWS_REGION": "us-east-1", "AWS_SECRET_ACCESS_KEY": "hunter2"}
     place.deploy(publish_model(place.store), keep=True, gpus=2, replicas=3)
@@ -219,5 +295,9 @@ def test_the_command_runs_shows_and_stops(place, tmp_path, capsys):
     assert time.strftime("%Y-%m-%d") in out
     assert deploy_command(["stop", "n", "--site", str(site)]) == 2
     assert "NAME: got 'n', which does not serve in namespace team-a" in capsys.readouterr().err
-    assert deploy_command(["stop", "m", "--site", str(site)]) == 0
+    with Lease(place.store, kept.lease_key(NAMESPACE, "m"), run_id="monday"):
+        assert deploy_command(["stop", "m", "--site", str(site)]) == 2
+        assert "already running: monday" in capsys.readouterr().err
+    place.api.remove(DEPLOYMENT, NAMESPACE, place.api.of(DEPLOYMENT)[0]["metadata"]["name"])
+    assert deploy_command(["stop", "m", "--site", str(site)]) == 0, "what is left of it goes"
     assert nothing_is_there(place)

@@ -13,7 +13,7 @@ import yaml
 
 from pipelines.build import build
 from pipelines.settings.load import load
-from steps.deploy.objects import ServeSpec, deployment
+from steps.deploy.objects import ServeSpec, deployment, version_service
 from steps.lib import vllm
 from steps.lib.trainjob.build import train_job, train_spec
 from steps.lib.trainjob.place import read_place
@@ -73,25 +73,25 @@ def pod(account: str) -> Object:
     }
 
 
+SPEC = ServeSpec(
+    name="m",
+    model="models/m/v1",
+    digest="0",
+    num_bytes=1,
+    settings=vllm.Settings(name="m", max_model_len=64, dtype="float32", cache_bytes=0, gpus=8).__dict__,
+    replicas=1,
+    namespace="team-a",
+    image=IMAGE,
+    nodes={"tripod.dev/side": "inference"},
+    s3_secret="tripod-s3",
+    env={"TRIPOD_STORE": "s3://team-a-store"},
+    tree="t",
+)
+
+
 def serving() -> Object:
     """The Deployment that the deploy step makes."""
-    settings = vllm.Settings(name="m", max_model_len=64, dtype="float32", cache_bytes=0, gpus=8)
-    return deployment(
-        ServeSpec(
-            name="m",
-            model="models/m/v1",
-            digest="0",
-            num_bytes=1,
-            settings=settings.__dict__,
-            replicas=1,
-            namespace="team-a",
-            image=IMAGE,
-            nodes={"tripod.dev/side": "inference"},
-            s3_secret="tripod-s3",
-            env={"TRIPOD_STORE": "s3://team-a-store"},
-            tree="t",
-        )
-    )
+    return deployment(SPEC)
 
 
 def served_pod() -> Object:
@@ -215,6 +215,11 @@ PODS: dict[str, tuple[Change, str]] = {
     "the host's files": (lambda p: p["spec"].update(volumes=[HOST]), "hostPath"),
     "the host's network": (lambda p: p["spec"].update(hostNetwork=True), "hostNetwork"),
     "privilege": (lambda p: main(p).update(securityContext={"privileged": True}), "privileged"),
+    "a node by name": (lambda p: p["spec"].update(nodeName="gpu-0"), "nodeName is not allowed"),
+    "the cluster's own priority": (
+        lambda p: p["spec"].update(priorityClassName="system-node-critical"),
+        "priorityClassName: the classes",
+    ),
     "root": (lambda p: p["spec"].update(securityContext={"runAsUser": 0}), "runAsNonRoot"),
 }
 
@@ -230,8 +235,11 @@ def test_pods_that_are_refused_whoever_makes_them(lab: None, place: Place, name:
 TRAINING_SIDE = [{"key": "tripod.dev/side", "operator": "Equal", "value": "training", "effect": "NoSchedule"}]
 SERVERS: dict[str, tuple[Change, str]] = {
     "the training side": (lambda p: p["spec"].update(tolerations=TRAINING_SIDE), "only the value inference is allowed"),
-    "every taint": (lambda p: p["spec"].update(tolerations=[{"operator": "Exists"}]), "no key may be left out"),
-    "a node by name": (lambda p: p["spec"].update(nodeName="b300-1"), "nodeName is not allowed"),
+    "every taint": (lambda p: p["spec"].update(tolerations=[{"operator": "Exists"}]), "tolerations: of taint"),
+    "the control plane": (
+        lambda p: p["spec"].update(tolerations=[{"key": "node-role.kubernetes.io/control-plane"}]),
+        "tolerations: of taint",
+    ),
     "the trainings' account": (lambda p: p["spec"].update(serviceAccountName="tripod-train"), "is for the pods of"),
 }
 
@@ -240,6 +248,62 @@ SERVERS: dict[str, tuple[Change, str]] = {
 def test_servers_that_would_go_round_the_queues_are_refused(lab: None, name: str) -> None:
     change, said = SERVERS[name]
     assert said in refusal(GPU, changed(served_pod(), change))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"externalIPs": ["10.88.0.1"]}, "externalIPs are not allowed"),
+        ({"type": "NodePort"}, "type must be ClusterIP"),
+        ({"type": "LoadBalancer"}, "type must be ClusterIP"),
+        ({"type": "ExternalName", "externalName": "s3.internal"}, "type must be ClusterIP"),
+    ],
+)
+def test_services_that_would_take_what_is_others(lab: None, change: Object, said: str) -> None:
+    service = version_service(SPEC)
+    assert refusal(GPU, service, *LAUNCHER) == ""
+    assert said in refusal(GPU, changed(service, lambda s: s["spec"].update(change)), *LAUNCHER)
+
+
+def test_a_workload_is_suspended_and_nothing_else(lab: None) -> None:
+    """One that Kueue would make, so that there is one to change."""
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": IMAGE}]}}
+    workload = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "metadata": {"name": "isolation", "namespace": "team-a"},
+        "spec": {"active": False, "queueName": "real", "podSets": [{"name": "m", "count": 1, "template": template}]},
+    }
+    team = ["-n", "team-a"]
+    assert "workloads are made by Kueue" in refusal(GPU, workload, *LAUNCHER) or "forbidden" in refusal(
+        GPU, workload, *LAUNCHER
+    )
+    kubectl(GPU, "create", "-f", "-", stdin=json.dumps(workload))
+    try:
+        patch = ["patch", "workload", "isolation", *team, "--type=merge", "--dry-run=server", *LAUNCHER, "-p"]
+        kubectl(GPU, *patch, '{"spec": {"active": true}}')
+        for spec in ({"priority": 2000000000}, {"queueName": "train"}):
+            with pytest.raises(CommandError, match=r"of a workload spec\.active alone may be changed"):
+                kubectl(GPU, *patch, json.dumps({"spec": spec}))
+    finally:
+        kubectl(GPU, "delete", "workload", "isolation", *team)
+
+
+def test_a_published_step_is_neither_changed_nor_made_anew(lab: None) -> None:
+    meta = {"name": "isolation", "namespace": "team-a", "labels": {"tripod/step": "ingest"}}
+    template = {"apiVersion": "argoproj.io/v1alpha1", "kind": "WorkflowTemplate", "metadata": meta, "spec": {}}
+    kubectl(COMPUTE, "create", "-f", "-", stdin=json.dumps(template))
+    try:
+        one = ["workflowtemplate", "isolation", "-n", "team-a", "--dry-run=server", *PERSON]
+        for words in (
+            ["patch", *one, "--type=merge", "-p", '{"spec": {"entrypoint": "x"}}'],
+            ["patch", *one, "--type=merge", "-p", '{"metadata": {"labels": {"tripod/step": null}}}'],
+            ["delete", *one],
+        ):
+            with pytest.raises(CommandError, match="a published version never changes its meaning"):
+                kubectl(COMPUTE, *words)
+    finally:
+        kubectl(COMPUTE, "delete", "workflowtemplate", "isolation", "-n", "team-a")
 
 
 @pytest.mark.parametrize(
