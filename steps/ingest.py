@@ -117,7 +117,10 @@ def _files(params: Params, ctx: Context) -> "tuple[Source, list[SourceFile]]":
     source = resolve(params.source, ctx.store)
     there = source.files()
     files = matching(there, params.include)
-    if odd := [file.path for file in files if not file.tag]:
+    odd = [file.path for file in files if not file.tag]
+    if odd and params.source == "python:stdlib":  # the interpreter's folder is not the user's to mend
+        files = [file for file in files if file.tag]
+    elif odd:
         raise UserError(
             f"source {params.source}: {odd[0]} is no file and leads to none; remove it, or set data.include to leave it out"
             + (f" (and {len(odd) - 1} more)" if len(odd) > 1 else "")

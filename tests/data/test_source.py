@@ -116,3 +116,11 @@ def test_what_a_source_may_be(store):
     for wrong in ("data/x", "http://host/x", "", "python:math"):
         with pytest.raises(UserError, match="allowed are python:stdlib"):
             resolve(wrong, store)
+
+
+def test_the_standard_librarys_own_odd_links_stop_nothing(store, tmp_path, monkeypatch):
+    folder = write(tmp_path / "lib", {"a.py": b"one"})
+    (folder / "gone.py").symlink_to("nowhere.py")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(folder)})
+    params = ingest.Params(source="python:stdlib", include=("*.py",))
+    assert [file.name for file in ingest._files(params, context(store))[1]] == ["a.py"]

@@ -87,3 +87,13 @@ def test_a_current_folder_that_was_removed_is_named(place, monkeypatch, capsys):
     gone.rmdir()
     assert train.main(["--model", "starter", "--set", f"data.source={place}/text"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the current folder was removed; cd to one that")
+
+
+def test_the_commands_are_told_to_who_names_none():
+    done = subprocess.run([sys.executable, "-m", "pipelines"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    told = [line.split()[2].removeprefix("pipelines.") for line in done.stderr.splitlines()]
+    folder = Path(train.__file__).parent
+    commands = {path.stem for path in folder.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert sorted(told) == sorted(commands - {"__main__"})
+    assert done.stderr.splitlines()[0] == "python -m pipelines.train     from raw text to a served model."
