@@ -78,7 +78,7 @@ class InferenceSettings(Settings):
     """process: on the machine that runs the step; kubernetes: a Deployment on the GPU cluster."""
     device: Literal["cpu", "cuda"] = "cpu"
     nodes: dict[str, str] = Field({"tripod.dev/side": "inference"})
-    """Labels of the nodes that serve, on the GPU cluster; a taint of the same key and value is tolerated."""
+    """Labels of the nodes that serve, on the GPU cluster; of them tripod.dev/side is tolerated as a taint too."""
 
 
 class ImageSettings(Settings):

@@ -177,6 +177,7 @@ class _Waiting:
 
     def __init__(self, cluster: Cluster, spec: objects.ServeSpec):
         self._cluster, self._spec = cluster, spec
+        self._conditions: list[Object] = []
         self._pods = self._look()
         self._old = [ended for _, _, ended in self._ends()]
         """How containers have ended before; by clocks of two machines it could not be told."""
@@ -205,6 +206,7 @@ class _Waiting:
         if there is None:
             raise UserError(f"Deployment {self._spec.version_name}: somebody has deleted it; deploy again")
         self._pods = self._look()
+        self._conditions = there.get("status", {}).get("conditions") or []
         return bool(there.get("status", {}).get("readyReplicas", 0) >= self._spec.replicas)
 
     def _look(self) -> list[Object]:
@@ -212,7 +214,10 @@ class _Waiting:
         return self._cluster.list(POD, self._spec.namespace, labels=labels)
 
     def _check(self) -> None:
-        """A container that has ended by itself would be started again and again."""
+        """Pods that the cluster refuses are never made; a container that has ended by itself would be started again and again."""
+        refused = next((c for c in self._conditions if c["type"] == "ReplicaFailure" and c["status"] == "True"), None)
+        if refused and not self._pods:
+            raise UserError(f"Deployment {self._spec.version_name}: {refused.get('message', refused['reason'])}")
         for pod, container, ended in self._ends():
             code = int(ended["exitCode"])
             final = container["name"] == objects.CONTAINER or not is_retryable(code)  # the kubelet tries `fetch` again

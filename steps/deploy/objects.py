@@ -25,6 +25,8 @@ NAME, VERSION = "tripod/serves", "tripod/version"
 """Labels: a digest of the name that users ask for, and the spec's id."""
 SERVED, MODEL, DIGEST, SINCE = "tripod/name", "tripod/model", "tripod/digest", "tripod/since"
 """Annotations: the name, the model's folder, its digest, and when the Service was pointed there (seconds)."""
+SIDE = "tripod.dev/side"
+"""Label, and key of the taint, of servers: training or inference."""
 _ACCOUNT = "tripod-serve"
 _FOLDER = "/model"
 _USER_ID = 65532
@@ -108,8 +110,9 @@ def deployment(spec: ServeSpec) -> Object:
         },
         "nodeSelector": spec.nodes,
         "tolerations": [
-            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
-            for key, value in sorted(spec.nodes.items())
+            {"key": SIDE, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+            for key, value in spec.nodes.items()
+            if key == SIDE
         ],
         "initContainers": [
             {

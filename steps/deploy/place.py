@@ -3,8 +3,8 @@
 TRIPOD_GPU_...         how the cluster is reached: steps/lib/gpu_cluster.py
 TRIPOD_IMAGE_SERVE     image of the pods, by digest                           (required)
 TRIPOD_SERVE_DEVICE    cpu | cuda                                             (default: cpu)
-TRIPOD_SERVE_NODES     labels of the nodes, `key=value` joined by commas; a taint of the same
-                       key and value is tolerated                             (default: any node)
+TRIPOD_SERVE_NODES     labels of the nodes, `key=value` joined by commas; of them tripod.dev/side
+                       is tolerated as a taint too                            (default: any node)
 TRIPOD_S3_SECRET       Secret with the store's credentials, key `credentials` (default: tripod-s3)
 """
 

@@ -21,6 +21,7 @@ class ServingCluster:
     mode   ok, empty, deaf, refuses: as the stub server; away: 503 to all, as without pods that are ready
     ends   container -> (exit code, lines of its log): what ends instead of getting ready
     stuck  why a pod cannot be placed
+    refused  why no pod may be made
     """
 
     def __init__(self, api: Api):
@@ -28,6 +29,7 @@ class ServingCluster:
         self.mode = "ok"
         self.ends: dict[str, tuple[int, list[bytes]]] = {}
         self.stuck = ""
+        self.refused = ""
         self.asked: Callable[[], None] = lambda: None
         """Called at each completion."""
         self.starts = 0
@@ -66,6 +68,10 @@ class ServingCluster:
     def _start(self, name: str, deployment: Object) -> None:
         self.starts += 1
         deployment["status"] = {"replicas": deployment["spec"]["replicas"]}
+        if self.refused:
+            failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": self.refused}
+            deployment["status"] = {"conditions": [failure]}
+            return
         pod: Object = {"phase": "Pending", "conditions": [], "containerStatuses": [], "initContainerStatuses": []}
         if self.stuck:
             pod["conditions"] = [{"reason": "Unschedulable", "message": self.stuck}]

@@ -143,6 +143,13 @@ def test_a_pod_that_fits_nowhere_says_so_and_is_removed(place, monkeypatch):
     assert nothing_is_there(place)
 
 
+def test_pods_that_the_cluster_refuses_are_not_waited_for(place):
+    place.cluster.refused = 'pods "x" is forbidden: policy says no'
+    with pytest.raises(UserError, match=r"Deployment serve-m-.*forbidden: policy says no"):
+        place.deploy(publish_model(place.store), keep=True)
+    assert nothing_is_there(place)
+
+
 def test_a_call_that_was_ended_is_taken_up(place, monkeypatch):
     model = publish_model(place.store)
     place.cluster.stuck = "not yet"

@@ -125,6 +125,8 @@ def test_what_the_team_needs_is_allowed(lab: None) -> None:
     assert refusal(GPU, training(), *LAUNCHER) == ""
     assert refusal(GPU, serving(), *LAUNCHER) == ""
     assert refusal(GPU, served_pod()) == ""
+    real = changed(served_pod(), lambda p: p["spec"].update(nodeSelector={"tripod.dev/lab": "real"}, tolerations=[]))
+    assert refusal(GPU, real) == ""
     assert refusal(COMPUTE, workflow(), *PERSON) == ""
     assert refusal(COMPUTE, pod("tripod-workflow")) == ""
 
