@@ -11,6 +11,7 @@ from pipelines.cli import guarded
 
 if TYPE_CHECKING:
     from steps.lib.kube import Cluster, Object
+    from steps.lib.store import Store
 
 SCHEDULE = "0 2 * * *"
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from pipelines import schedule
     from pipelines.clusters import compute_cluster
-    from pipelines.settings.load import load_site
+    from pipelines.settings.load import load_site, open_site_store
     from pipelines.settings.site import Site
     from steps.lib.errors import UserError
 
@@ -65,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
         there = schedule.find(cluster, site.value, Path(args.model).name.removesuffix(".toml"))
         name = there["metadata"]["name"]
         if args.verb == "show":
-            return _show(args, cluster, there)
+            return _show(args, cluster, there, open_site_store(site.value))
         if args.verb == "remove":
             schedule.remove(cluster, there)
             print(f"{name}: removed; runs go on, and their records stay")
@@ -81,8 +82,11 @@ def _install(args: argparse.Namespace) -> int:
     from pipelines import schedule
     from pipelines.build import pipeline
     from pipelines.clusters import compute_cluster
+    from pipelines.engine.recorder import RunInfo
+    from pipelines.execute import source_revision
     from pipelines.plan import make_plan
     from pipelines.settings.load import load, open_site_store, pods_store_uri
+    from pipelines.ticks import Shared
     from steps.lib import tree
     from steps.lib.digest import sha256_hex
     from steps.lib.folder import put_blob
@@ -91,11 +95,24 @@ def _install(args: argparse.Namespace) -> int:
     packed = tree.pack(tree.root())
     make_plan(pipeline(model, site, "retrain"), model.value, "retrain", None, pods_store_uri(site))  # refuses
     zone = args.zone or site.value.capacity.zone
-    body = schedule.cron_workflow(model, site, schedule=args.schedule, zone=zone, tree=sha256_hex(packed))
+    document = schedule.tick_document(model, site, sha256_hex(packed))
+    info = RunInfo(
+        run_id=document["metadata"]["name"],
+        command=["python", "-m", "pipelines.retrain", *sys.argv[1:]],
+        recipe=model.name,
+        site=site.name,
+        settings={**model.value.model_dump(mode="json"), **site.value.model_dump(mode="json")},
+        tree=source_revision(Path.cwd()),
+        started=0,
+    )
+    shared = Shared(info=info, document=document).packed()
+    body = schedule.cron_workflow(document, schedule=args.schedule, zone=zone, shared=sha256_hex(shared))
     if args.dry_run:
         yaml.safe_dump(body, sys.stdout, sort_keys=False)
         return 0
-    put_blob(open_site_store(site.value), packed)
+    store = open_site_store(site.value)
+    for blob in (packed, shared):
+        put_blob(store, blob)
     with compute_cluster(site.value) as cluster:
         schedule.install(cluster, body)
     print(
@@ -105,10 +122,13 @@ def _install(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(args: argparse.Namespace, cluster: "Cluster", there: "Object") -> int:
+def _show(args: argparse.Namespace, cluster: "Cluster", there: "Object", store: "Store") -> int:
     from pipelines import schedule
+    from pipelines.ticks import take_up
 
-    ticks = schedule.ticks(cluster, there)
+    found = schedule.tick_workflows(cluster, there)
+    ticks = schedule.ticks(found)
+    known = [workflow["metadata"]["name"] for workflow in found if take_up(store, workflow)]
     spec, last = there["spec"], there.get("status", {}).get("lastScheduledTime") or ""
     suspended = bool(spec.get("suspend"))
     if args.json:
@@ -130,6 +150,8 @@ def _show(args: argparse.Namespace, cluster: "Cluster", there: "Object") -> int:
         print(f"  {tick.run_id}  {tick.phase}  {tick.started}".rstrip())
     if not ticks:
         print("  no run yet")
+    elif known:
+        print(f"next: python -m pipelines.runs status {max(known)}")
     return 0
 
 

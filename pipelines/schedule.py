@@ -4,6 +4,7 @@ A tick runs the very workflow that `train` submits, by the same records: with no
 nothing trains. Its run id is the Workflow's name, which the cluster makes of this one's and the time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -15,6 +16,7 @@ from pipelines.names import dns_name
 from pipelines.settings.load import Loaded
 from pipelines.settings.recipe import Recipe
 from pipelines.settings.site import Site
+from pipelines.ticks import SHARED
 from steps.lib.errors import UserError
 from steps.lib.kube import Cluster, Object
 from steps.lib.kube.kinds import CRON_WORKFLOW, WORKFLOW
@@ -50,28 +52,37 @@ def cron_name(recipe: str) -> str:
     return f"retrain-{dns_name(recipe)}"[:_NAME_CHARS].rstrip("-")
 
 
-def cron_workflow(model: Loaded[Recipe], site: Loaded[Site], *, schedule: str, zone: str, tree: str = "") -> Object:
-    """The CronWorkflow: pure.
+def tick_document(model: Loaded[Recipe], site: Loaded[Site], tree: str = "") -> dict[str, Any]:
+    """The Workflow of every tick but for its name: pure.
+
+    Args:
+        tree: digest of the sources that pods run.
+    """
+    document: dict[str, Any] = yaml.safe_load(pipeline(model, site, cron_name(model.name), tree).workflow.to_yaml())
+    return document
+
+
+def cron_workflow(document: dict[str, Any], *, schedule: str, zone: str, shared: str = "") -> Object:
+    """The CronWorkflow that runs `document`: pure.
 
     Args:
         schedule: five fields, as cron has them.
         zone: IANA name of the time zone that they are meant in.
-        tree: digest of the sources that pods run.
+        shared: digest of what its runs' records are begun with (ticks.py).
 
     Raises:
         UserError: the schedule or the zone is none.
     """
     check_schedule(schedule)
     check_zone(zone)
-    name = cron_name(model.name)
-    document: dict[str, Any] = yaml.safe_load(pipeline(model, site, name, tree).workflow.to_yaml())
+    labels = document["metadata"].get("labels", {})
     return {
         "apiVersion": CRON_WORKFLOW.api_version,
         "kind": CRON_WORKFLOW.kind,
         "metadata": {
-            "name": name,
-            "namespace": site.value.argo.namespace,
-            "labels": document["metadata"].get("labels", {}) | {"app.kubernetes.io/managed-by": "tripod"},
+            "name": document["metadata"]["name"],
+            "namespace": document["metadata"]["namespace"],
+            "labels": labels | {"app.kubernetes.io/managed-by": "tripod"},
         },
         "spec": {
             "schedules": [schedule],
@@ -80,7 +91,7 @@ def cron_workflow(model: Loaded[Recipe], site: Loaded[Site], *, schedule: str, z
             "startingDeadlineSeconds": LATE_S,
             "successfulJobsHistoryLimit": _KEPT,
             "failedJobsHistoryLimit": _KEPT,
-            "workflowMetadata": {"labels": document["metadata"].get("labels", {})},
+            "workflowMetadata": {"labels": labels} | ({"annotations": {SHARED: shared}} if shared else {}),
             "workflowSpec": document["spec"],
         },
     }
@@ -152,7 +163,7 @@ def remove(cluster: Cluster, there: Object) -> None:
     """No more ticks; what runs goes on, it is not deleted with its schedule."""
     meta = there["metadata"]
     suspend(cluster, there, on=True)  # a tick that came between would be deleted with it
-    for tick in cluster.list(WORKFLOW, meta["namespace"], labels={_LABEL: meta["name"]}):
+    for tick in tick_workflows(cluster, there):
         if not tick.get("status", {}).get("finishedAt"):
             cluster.patch(
                 WORKFLOW, meta["namespace"], tick["metadata"]["name"], {"metadata": {"ownerReferences": None}}
@@ -160,10 +171,14 @@ def remove(cluster: Cluster, there: Object) -> None:
     cluster.delete(CRON_WORKFLOW, meta["namespace"], meta["name"], uid=meta["uid"])
 
 
-def ticks(cluster: Cluster, there: Object) -> list[Tick]:
-    """The workflows of its ticks that the cluster still has, the newest first."""
+def tick_workflows(cluster: Cluster, there: Object) -> list[Object]:
+    """The workflows of its ticks that the cluster still has."""
     meta = there["metadata"]
-    found = cluster.list(WORKFLOW, meta["namespace"], labels={_LABEL: meta["name"]})
+    return cluster.list(WORKFLOW, meta["namespace"], labels={_LABEL: meta["name"]})
+
+
+def ticks(found: Sequence[Object]) -> list[Tick]:
+    """Of those workflows, the newest first."""
     made = [
         Tick(
             run_id=w["metadata"]["name"],

@@ -12,7 +12,7 @@ import yaml
 
 from pipelines.build import build
 from pipelines.published import published
-from pipelines.schedule import cron_workflow
+from pipelines.schedule import cron_workflow, tick_document
 from pipelines.settings.load import load, load_site
 from tests.pipelines.other_team import hera_dag, plain_dag
 
@@ -89,7 +89,8 @@ def test_published_steps_are_templates_that_others_use_from_plain_yaml_and_from_
 
 def test_a_schedule_is_a_cron_workflow(tmp_path):
     model, site = load("tiny", "prod")
-    made = cron_workflow(model, site, schedule="30 2 * * mon-fri", zone="Europe/Berlin", tree="0" * 64)
+    document = tick_document(model, site, "0" * 64)
+    made = cron_workflow(document, schedule="30 2 * * mon-fri", zone="Europe/Berlin", shared="0" * 64)
     _validator("cronworkflows").validate(made)
     (tmp_path / "cron.yaml").write_text(yaml.safe_dump(made))
     done = _lint(tmp_path)

@@ -9,6 +9,7 @@ import yaml
 
 from pipelines.build import build
 from pipelines.retrain import main
+from pipelines.runs_store import load_document, load_run
 from pipelines.schedule import check_schedule, check_zone, cron_name
 from pipelines.settings.load import load
 from steps.lib.errors import UserError
@@ -66,6 +67,28 @@ def test_suspend_stays_over_an_install_and_resume_ends_it(api, retrain, capsys):
     )
     assert retrain("resume") == 0
     assert api.of(CRON_WORKFLOW)[0]["spec"]["suspend"] is False
+
+
+def test_a_tick_gets_its_record_from_who_looks_first(api, retrain, tmp_path, capsys, monkeypatch):
+    """As `train` would have begun it: from then on `runs` knows it."""
+    retrain("install")
+    [made] = api.of(CRON_WORKFLOW)
+    tick(api, "retrain-llama3-8b-7", "Running")
+    [workflow] = api.of(WORKFLOW)
+    workflow["metadata"]["annotations"] = made["spec"]["workflowMetadata"]["annotations"]
+    workflow["spec"] = made["spec"]["workflowSpec"]
+    capsys.readouterr()
+    assert retrain("show") == 0
+    assert "next: python -m pipelines.runs status retrain-llama3-8b-7" in capsys.readouterr().out
+    store = open_store(f"file://{tmp_path}/store")
+    run = load_run(store, "retrain-llama3-8b-7")
+    assert (run.info.recipe, run.info.site, run.on_argo, run.state.phase) == ("llama3-8b", "prod", True, "Running")
+    assert list(run.state.nodes) == [t["name"] for t in workflow["spec"]["templates"][0]["dag"]["tasks"]]
+    document = load_document(store, "retrain-llama3-8b-7")
+    assert (document["metadata"]["name"], document["spec"]) == ("retrain-llama3-8b-7", workflow["spec"])
+    before = run.info.started
+    assert retrain("show") == 0
+    assert load_run(store, "retrain-llama3-8b-7").info.started == before, "begun once"
 
 
 def tick(api: Api, name: str, phase: str) -> None:
