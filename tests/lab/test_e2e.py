@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from steps.lib.store import Store, open_store
 from tests.lab import launching
 from tests.lab.cluster import kubectl
 from tests.lab.conftest import until
-from tests.lab.places import COMPUTE, GPU
+from tests.lab.places import COMPUTE, GPU, ROOT
 from tests.lab.processes import CommandError
 from tests.lab.storage import identity
 from tests.pipelines.other_team import hera_dag, plain_dag
@@ -42,32 +43,38 @@ SMALL += ["evaluate.gate.beats=nothing", "evaluate.gate.min_passing=0", "evaluat
 
 
 class Main:
-    """`python -m pipelines.train --site lab`, with a store prefix and a served name of its own."""
+    """`python -m pipelines.train --site lab`, with a store prefix and a served name of its own.
 
-    def __init__(self) -> None:
-        mark = uuid.uuid4().hex[:6]
-        self.uri, self.name = f"s3://{launching.TEAM}-store/e2e-{mark}", f"e2e-{mark}"
-        self.sets = ["scale.nodes=[2]", "serving.keep=true", f"serving.name={self.name}", f"store.uri={self.uri}"]
+    Args:
+        folder: gets the site's file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name = f"e2e-{uuid.uuid4().hex[:6]}"
+        self.uri = f"s3://{launching.TEAM}-store/{self.name}"
+        self.sets = ["scale.nodes=[2]", "serving.keep=true", f"serving.name={self.name}"]
+        lab = (ROOT / "config/sites/lab.toml").read_text()
+        self.site = folder / "lab.toml"
+        self.site.write_text(lab.replace(f'uri = "s3://{launching.TEAM}-store"', f'uri = "{self.uri}"'))
 
     def train(self, run_id: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
-        words = ["train", "--model", "tiny", "--run-id", run_id, "--site", "lab"]
+        words = ["train", "--model", "tiny", "--run-id", run_id]
         for value in [*self.sets, *SMALL]:
             words += ["--set", value]
         return self.call(*words)
 
     def call(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """One of the product's commands."""
-        argv = [sys.executable, "-m", f"pipelines.{command}", *words]
-        env = {**os.environ, "TRIPOD_STORE": self.uri}
-        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=1800, check=False)
+        """One of the product's commands, at the site."""
+        argv = [sys.executable, "-m", f"pipelines.{command}", *words, "--site", str(self.site)]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=1800, check=False)
 
 
 @pytest.fixture(scope="module")
-def main() -> Iterator[Main]:
-    main = Main()
+def main(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Main]:
+    main = Main(tmp_path_factory.mktemp("site"))
     yield main
-    main.call("deploy", "stop", main.name, "--site", "lab")
+    main.call("deploy", "stop", main.name)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +140,7 @@ def test_the_same_command_again_takes_all_from_records_and_adopts_the_server(mai
 
 
 def test_a_tick_of_the_clock_with_no_new_data_trains_nothing(main: Main, store: Store) -> None:
-    words = ["--model", "tiny", "--site", "lab", *(word for value in [*main.sets, *SMALL] for word in ("--set", value))]
+    words = ["--model", "tiny", *(word for value in [*main.sets, *SMALL] for word in ("--set", value))]
     done = main.call("retrain", "install", *words, "--schedule", "* * * * *", "--zone", "Europe/Berlin")
     assert done.returncode == 0, done.stderr
     try:
@@ -141,12 +148,15 @@ def test_a_tick_of_the_clock_with_no_new_data_trains_nothing(main: Main, store: 
         assert main.call("retrain", "suspend", *words).returncode == 0
         until(lambda: ticks()[-1].get("status", {}).get("finishedAt"), "it ends", 300)
         tick = ticks()[-1]
+        assert main.call("retrain", "show", *words).returncode == 0
     finally:  # what has ended goes with its schedule
         assert main.call("retrain", "remove", *words).returncode == 0
     assert tick["status"]["phase"] == "Succeeded", tick["status"].get("message")
     [train] = [n for n in tick["status"]["nodes"].values() if n.get("displayName") == "train(0)"]
     told = {p["name"]: p.get("value") for p in train["outputs"]["parameters"]}
     assert told["_cache"].startswith("hit: recorded by")
+    shown = main.call("runs", "list")
+    assert re.search(rf"^{tick['metadata']['name']} ", shown.stdout, re.MULTILINE), "its record was begun by `show`"
 
 
 def ticks() -> list[dict[str, Any]]:
@@ -159,7 +169,7 @@ def ticks() -> list[dict[str, Any]]:
 
 
 def test_published_steps_run_in_another_dag_and_cannot_be_changed(main: Main, store: Store) -> None:
-    done = main.call("publish", "--site", "lab", "--set", f"store.uri={main.uri}")
+    done = main.call("publish")
     assert done.returncode == 0, done.stderr
     names = {m[2]: m[1] for m in re.finditer(r"name: (\S+), template: ([\w-]+)}", done.stdout)}
     team = ["-n", launching.TEAM]
@@ -172,7 +182,7 @@ def test_published_steps_run_in_another_dag_and_cannot_be_changed(main: Main, st
         until(lambda: ended().partition(" ")[2], f"{made} ends", 240)
         assert ended().startswith("Succeeded"), kubectl(COMPUTE, *team, "get", made, "-o", "jsonpath={.status.message}")
         kubectl(COMPUTE, *team, "delete", made)
-    again = main.call("publish", "--site", "lab", "--set", f"store.uri={main.uri}")
+    again = main.call("publish")
     assert again.stdout == done.stdout.replace("new  ", "there  ")
     patch = json.dumps([{"op": "replace", "path": "/spec/templates/0/activeDeadlineSeconds", "value": 1}])
     with pytest.raises(CommandError, match="a published version never changes its meaning"):
@@ -181,10 +191,10 @@ def test_published_steps_run_in_another_dag_and_cannot_be_changed(main: Main, st
 
 
 def test_what_serves_is_shown_and_ended(main: Main, store: Store) -> None:
-    shown = main.call("deploy", "status", "--site", "lab", "--json")
+    shown = main.call("deploy", "status", "--json")
     assert shown.returncode == 0, shown.stderr
     assert [row["healthy"] for row in json.loads(shown.stdout) if row["name"] == main.name] == [True]
-    stopped = main.call("deploy", "stop", main.name, "--site", "lab")
+    stopped = main.call("deploy", "stop", main.name)
     assert stopped.returncode == 0, stopped.stderr
     left = json.loads(kubectl(GPU, "-n", launching.TEAM, "get", "deployments,services", "-o", "json"))["items"]
     assert not [thing for thing in left if main.name in thing["metadata"]["name"]]

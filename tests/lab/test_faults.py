@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +31,9 @@ class Run:
         self.id = f"{main.name}-run"
         sets = [*main.sets, "serving.keep=false", "train.steps=1500", "train.checkpoint_every_steps=50"]
         sets += ["evaluate.gate.max_loss=6.5", "evaluate.gate.beats=nothing", "evaluate.gate.min_passing=0"]
-        words = ["--model", "tiny", "--run-id", self.id, "--site", "lab", "--detach", "evaluate.max_tokens=20000"]
-        words = words[:-1] + [word for value in [*sets, words[-1]] for word in ("--set", value)]
-        done = main.call("train", *words)
+        sets += ["evaluate.max_tokens=20000"]
+        words = [word for value in sets for word in ("--set", value)]
+        done = main.call("train", "--model", "tiny", "--run-id", self.id, "--detach", *words)
         assert done.returncode == 0, done.stderr
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -52,7 +53,7 @@ class Run:
 
     def end(self) -> str:
         """Follow it to its end; what was said. It must succeed."""
-        done = self.main.call("runs", "status", self.id, "--follow", "--site", "lab")
+        done = self.main.call("runs", "status", self.id, "--follow")
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         ended = nodes(self.store, self.id)
         assert {name: ended[name]["phase"] for name in STEPS} == dict.fromkeys(STEPS, "Succeeded")
@@ -66,12 +67,12 @@ class Run:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     for name, value in storage.identity(launching.TEAM).items():
         monkeypatch.setenv(name, value)
-    main = Main()
+    main = Main(tmp_path)
     yield Run(main, open_store(main.uri))
-    main.call("runs", "cancel", f"{main.name}-run", "--site", "lab")
+    main.call("runs", "cancel", f"{main.name}-run")
 
 
 def pods(place: Place, *words: str) -> list[str]:
