@@ -57,7 +57,8 @@ class Run:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         ended = nodes(self.store, self.id)
         assert {name: ended[name]["phase"] for name in STEPS} == dict.fromkeys(STEPS, "Succeeded")
-        assert self.jobs() == []
+        # one whose record was there before its launcher came back is swept by the team's next launcher; it holds nothing
+        assert all(condition(job, "Complete") for job in self.jobs())
         return done.stdout + done.stderr
 
     def gangs(self) -> set[str]:
