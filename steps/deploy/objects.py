@@ -28,6 +28,8 @@ SERVED, MODEL, DIGEST, SINCE = "tripod/name", "tripod/model", "tripod/digest", "
 SIDE = "tripod.dev/side"
 """Label, and key of the taint, of servers: training or inference."""
 _ACCOUNT = "tripod-serve"
+_PRIORITY = "tripod-serve"
+"""By its class a server counts against the team's quota of servers."""
 _FOLDER = "/model"
 _USER_ID = 65532
 _DRAIN_S = 120
@@ -98,6 +100,7 @@ def deployment(spec: ServeSpec) -> Object:
     requests = {"cpu": str(4 * settings.gpus) if settings.gpus else "500m", "memory": f"{-(-num_bytes >> 20)}Mi"}
     pod = {
         "serviceAccountName": _ACCOUNT,
+        "priorityClassName": _PRIORITY,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # vLLM reads VLLM_PORT, which a Service named `vllm` would set
         "terminationGracePeriodSeconds": _DRAIN_S,

@@ -36,6 +36,8 @@ from steps.train.job import Job
 from steps.train.outcome import Mailbox, raise_outcome, read_outcomes
 from steps.train.runtime import Runtime
 
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""glibc, mallopt(3): a step's large tensors stay with the process; given back, each step would fault their pages in anew."""
 _NAME_TIMEOUT_S = 120
 """How long the name of node 0 may take to appear in DNS (a headless Service is late)."""
 
@@ -79,6 +81,8 @@ def _command(job: Job, job_file: Path) -> list[str]:
         variables["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would look this machine's name up
     if job.params.train.deterministic:
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    if job.runtime.device == "cpu":
+        variables |= {name: value for name, value in _KEEP_MEMORY.items() if name not in os.environ}
     settings = [f"{name}={value}" for name, value in variables.items()]
     return [*settings, sys.executable, "-m", "steps.train.worker", str(job_file)]
 

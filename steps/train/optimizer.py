@@ -1,6 +1,7 @@
 """AdamW over sharded parameters, and its state by parameter name."""
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +45,12 @@ def clip_gradients(parameters: dict[str, DTensor], max_norm: float) -> float:
     Returns:
         The norm before; bit-equal on all ranks, not finite when any gradient is not.
     """
-    norm = nn.utils.clip_grad_norm_(list(parameters.values()), max_norm)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    gradients = [cast(DTensor, p.grad) for p in parameters.values() if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    # torch's clip_grad_norm_ leaves the norm's sum over the ranks to each of its uses: one collective more a use
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    torch._foreach_mul_([g.to_local() for g in gradients], torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return float(norm)
 
 
 def is_usable(norm: float) -> bool:

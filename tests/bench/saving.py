@@ -38,7 +38,16 @@ def main(store_uri: str, rounds: int) -> None:
         full = torch.rand(ROWS, COLUMNS)
         state = {f"t{i}": distribute_tensor(full + i, gang.mesh, [Shard(0)]) for i in range(NUM_TENSORS)}
         store = open_store(store_uri)
-        saver = Saver(store, "checkpoints/bench", gang, keep=1, max_failed=0, committed=lambda meta: None)
+        saver = Saver(
+            store,
+            "checkpoints/bench",
+            gang,
+            keep=1,
+            max_failed=0,
+            wait_s=0,
+            should_stop=lambda: False,
+            committed=lambda meta: None,
+        )
         saver.prepare(dict(state))
         pairs = []
         for number in range(rounds + 1):  # the first one is not counted

@@ -43,7 +43,7 @@ def save_blocked() -> list[float]:
 
 def _bare_step_s() -> float:
     seconds = json.loads(_run([*TORCHRUN, str(HERE / "bare.py"), str(STEPS)]).splitlines()[-1])
-    return statistics.median(seconds[WARM_UP:])
+    return float(statistics.median(seconds[WARM_UP:]))
 
 
 def _our_step_s() -> float:
@@ -75,7 +75,7 @@ def _our_step_s() -> float:
         _run([sys.executable, "-m", "steps", "train", *argv], env)
         [base] = {"/".join(head.key.split("/")[:2]) for head in store.list("checkpoints")}
         lines = metrics.read(store, base)
-    return statistics.median(line["seconds"] for line in lines[WARM_UP:])
+    return float(statistics.median(line["seconds"] for line in lines[WARM_UP:]))
 
 
 def _publish_dataset(store: Store) -> None:

@@ -19,7 +19,11 @@ from tests.lab.places import COMPUTE, GPU, Place
 from tests.lab.processes import eventually, stop
 from tests.lab.test_e2e import STEPS, Main, nodes
 
-pytestmark = pytest.mark.skipif("TRIPOD_GPU_KUBECONFIG" not in os.environ, reason="no lab: see make lab-up")
+pytestmark = [
+    pytest.mark.skipif("TRIPOD_GPU_KUBECONFIG" not in os.environ, reason="no lab: see make lab-up"),
+    # compute's programs are started anew from here and outlive the test
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
 TEAM = ["-n", launching.TEAM]
 
 

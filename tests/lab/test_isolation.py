@@ -65,11 +65,12 @@ def workflow() -> Object:
 def pod(account: str) -> Object:
     """A pod, as any controller could make it."""
     container = {"name": "main", "image": IMAGE, "securityContext": SECURE}
+    serves = {"priorityClassName": account} if account == "tripod-serve" else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "isolation", "namespace": "team-a"},
-        "spec": {"serviceAccountName": account, "securityContext": USER, "containers": [container]},
+        "spec": {"serviceAccountName": account, "securityContext": USER, "containers": [container], **serves},
     }
 
 
@@ -131,7 +132,9 @@ def test_what_the_team_needs_is_allowed(lab: None) -> None:
     assert refusal(COMPUTE, pod("tripod-workflow")) == ""
 
 
-PATCH = {"manager": "team-a", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": []}}}}
+PLACED = {"name": "node", "template": {"spec": {"template": {"spec": {"nodeSelector": {"x": "y"}}}}}}
+PATCH = {"manager": "team-a", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [PLACED]}}}}
+FORGED = PATCH | {"manager": "kueue.x-k8s.io/manager"}
 TRAININGS: dict[str, tuple[Change, str]] = {
     "another runtime": (lambda j: j["spec"]["runtimeRef"].update(name="other"), "runtimeRef: other is not one of"),
     "a runtime of its own": (lambda j: j["spec"]["runtimeRef"].update(kind="TrainingRuntime"), "runtimeRef"),
@@ -154,12 +157,31 @@ TRAININGS: dict[str, tuple[Change, str]] = {
         "trainer.env may take secrets from tripod-s3 only",
     ),
     "pods of its own making": (lambda j: j["spec"].update(runtimePatches=[PATCH]), "runtimePatches are not allowed"),
+    "pods of its own making in Kueue's name": (
+        lambda j: j["spec"].update(runtimePatches=[FORGED]),
+        "kueue.x-k8s.io/manager",
+    ),
     "an initializer": (
         lambda j: j["spec"].update(initializer={"dataset": {"storageUri": "s3://x"}}),
         "initializer is not allowed",
     ),
     "another team's namespace": (lambda j: j["metadata"].update(namespace="team-b"), "forbidden"),
 }
+
+
+def test_a_training_that_is_there_keeps_its_pods(lab: None) -> None:
+    """Kueue alone places them, in its patch; a suspended TrainJob's patches could else be changed."""
+    job = changed(training(), lambda j: j["metadata"]["labels"].update({"kueue.x-k8s.io/queue-name": "train"}))
+    job["metadata"]["name"] = "isolation"
+    one = ["trainjob", "isolation", "-n", "team-a"]
+    kubectl(GPU, "create", "-f", "-", *LAUNCHER, stdin=json.dumps(job))
+    try:
+        patch = ["patch", *one, "--type=merge", "--dry-run=server", *LAUNCHER, "-p"]
+        kubectl(GPU, *patch, json.dumps({"metadata": {"annotations": {"tripod/note": "x"}}}))
+        with pytest.raises(CommandError, match="runtimePatches are not allowed"):
+            kubectl(GPU, *patch, json.dumps({"spec": {"runtimePatches": [FORGED]}}))
+    finally:
+        kubectl(GPU, "delete", *one)
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -220,7 +242,7 @@ PODS: dict[str, tuple[Change, str]] = {
     "a node by name": (lambda p: p["spec"].update(nodeName="gpu-0"), "nodeName is not allowed"),
     "the cluster's own priority": (
         lambda p: p["spec"].update(priorityClassName="system-node-critical"),
-        "priorityClassName: the classes",
+        "priorityClassName",
     ),
     "root": (lambda p: p["spec"].update(securityContext={"runAsUser": 0}), "runAsNonRoot"),
 }
@@ -241,6 +263,11 @@ SERVERS: dict[str, tuple[Change, str]] = {
     "the control plane": (
         lambda p: p["spec"].update(tolerations=[{"key": "node-role.kubernetes.io/control-plane"}]),
         "tolerations: of taint",
+    ),
+    "no class": (lambda p: p["spec"].pop("priorityClassName"), "priorityClassName must be tripod-serve"),
+    "more than the team's quota": (
+        lambda p: main(p)["resources"].update({kind: {"nvidia.com/gpu": "48"} for kind in ("requests", "limits")}),
+        "exceeded quota: servers, requested: requests.nvidia.com/gpu=48",
     ),
     "the trainings' account": (lambda p: p["spec"].update(serviceAccountName="tripod-train"), "is for the pods of"),
 }
